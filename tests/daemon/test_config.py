@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import tempfile
 import tomllib
@@ -23,7 +22,6 @@ from honed.daemon.config import (
     memory,
     memory_sentence,
     settings,
-    value,
 )
 from honed.daemon.observe.usage import UsageSettings
 from honed.daemon.settings import schema
@@ -32,7 +30,6 @@ from honed.process.limits import memory_mib
 from honed.runtime.errors import InvalidArgument
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 _NOBODY = 65534
 ENVIRON = {"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7"}
 
@@ -245,23 +242,6 @@ def test_the_shipped_file_lists_every_setting_with_its_default(documented: None,
     assert config.limits == Limits()
     assert config.usage == UsageSettings()
     assert config.service == load(environ={}, uid=0, config=write(tmp_path, "", "empty.toml")).service
-
-
-def test_the_document_lists_every_setting(documented: None, tmp_path: Path) -> None:
-    pattern = r"^\| `(\w+\.\w+)` \| `([^|]*)` \| ([^|]*?) ?\| ([^|]*) \| [^|]+ \|$"
-    rows = re.findall(pattern, DOCUMENT.read_text(), re.M)
-    known = settings()
-    assert [name for name, *_ in rows] == list(known)
-    text = "".join(f"{name} = {default}\n" for name, default, *_ in rows)
-    written = load(environ={}, uid=0, config=write(tmp_path, text))
-    default = load(environ={}, uid=0, config=write(tmp_path, "", "empty.toml"))
-    for name, _, unit, effect in rows:
-        assert value(written, name) == value(default, name), name
-        assert (unit, effect) == (known[name].unit, known[name].effect), name
-        least = re.search(rf"^\| `{name}` .*at least ([\d.]+)", DOCUMENT.read_text(), re.M)
-        if known[name].kind in (int, float) and known[name].minimum not in (0, 1):
-            assert least is not None, name
-        assert least is None or float(least[1].rstrip(".")) == known[name].minimum, name
 
 
 def test_lines_are_told_where_they_are_certain() -> None:

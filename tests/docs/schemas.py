@@ -1,6 +1,7 @@
-"""The types of messages and of compiled files, for the pages: `python -m tests.docs.schemas` writes them.
+"""Writes what pages repeat from the code: `python -m tests.docs.schemas`.
 
-They are written from the dataclasses that are sent and stored, so that no page can differ from these.
+The types of messages and of compiled files are those of the dataclasses that are sent and stored. The module
+`tables` has what stands within pages.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 from honed.protocol.methods import METHODS, Permission
 from honed.runtime.compiled.model import CompiledModel
 
+from . import tables
 from .texts import ROOT
 
 PROTOCOL: Final = ROOT / "docs" / "protocol-types.txt"
@@ -69,7 +71,7 @@ def header() -> str:
     return _HEADER + _text(_entries([(CompiledModel.__name__, CompiledModel)]))
 
 
-WRITTEN: Final = {PROTOCOL: protocol, FORMAT: header}
+WRITTEN: Final = {PROTOCOL: protocol, FORMAT: header, **tables.WRITTEN}
 
 
 def _entries(waiting: list[Any]) -> list[str]:

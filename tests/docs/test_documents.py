@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.config import TABLES, settings
+from honed.machine.families import MALI_MODELS
 from honed.runtime import errors
 from honed.tool import main as tool
+from honed.tuner.graph import PASSES
 
 from . import schemas
 from .commands import all_commands
@@ -137,5 +139,24 @@ def test_every_code_is_explained_to_app_developers() -> None:
 
 
 @pytest.mark.parametrize("file", schemas.WRITTEN, ids=lambda file: file.name)
-def test_the_types_in_pages_are_those_of_the_code(file: Path) -> None:
+def test_what_pages_repeat_is_as_in_the_code(file: Path) -> None:
     assert file.read_text() == schemas.WRITTEN[file](), "run 'python -m tests.docs.schemas'"
+
+
+def test_lists_in_pages_are_complete() -> None:
+    """What pages explain by hand, row by row."""
+    folder = ROOT / "docs"
+    graph = (folder / "dev" / "graph.md").read_text().partition("\n\nThese work on the operators")[0]
+    assert re.findall(r"^\| (\w+) \| .* \| .* \|$", graph, re.M)[1:] == [each.name for each in PASSES]
+    profiles = (folder / "dev" / "devices.md").read_text()
+    assert [each.name for each in MALI_MODELS if each.name.removeprefix("Mali-") not in profiles] == []
+    assert [code for each in MALI_MODELS for code in each.codes if code not in profiles] == []
+    packages = re.findall(r"^Package: (\S+)$", (ROOT / "debian" / "control").read_text(), re.M)
+    rows = re.findall(r"^\| (`[a-z0-9-]+`(?:, `[a-z0-9-]+`)*) \|", (folder / "install.md").read_text(), re.M)
+    assert [name for name in packages if not any(f"`{name}`" in row for row in rows)] == []
+    types = schemas.PROTOCOL.read_text()
+    headings = re.findall(r"^### (.*)$", (folder / "protocol.md").read_text(), re.M)
+    methods = {name for heading in headings for name in heading.split(", ") if name[:1].isupper()}
+    assert {name for name in methods if " " not in name} - {"Cancel"} <= set(
+        re.findall(r"^(\w+) \(", types, re.M)
+    )

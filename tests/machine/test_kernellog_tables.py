@@ -177,26 +177,6 @@ def test_damaged_records_never_raise(record: dict[str, Any], data: st.DataObject
     parse(message.replace("3", "3" * data.draw(st.integers(1, 10_000))))
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "dev" / "kernel-log.md"
-DRIVERS = [driver for driver in Driver if driver is not Driver.KERNEL]
-
-
-def described(driver: Driver) -> str:
-    """The item of the page's list that tells what is known of `driver`."""
-    own = [pattern for table, pattern in ROWS if (pattern.driver or table.driver) is driver]
-    kinds = [
-        f"**{severity}** {', '.join(sorted({row.kind for row in own if row.severity is severity}))}"
-        for severity in Severity
-        if any(row.severity is severity for row in own)
-    ]
-    return f"- `{driver}` ({len(own)}): {'; '.join(kinds)}"
-
-
-def test_the_page_tells_what_the_tables_hold() -> None:
-    items = re.findall(r"^- `[\w-]+` \(\d+\): .*(?:\n  .*)*", PAGE.read_text(), re.M)
-    assert [" ".join(item.split()) for item in items] == [described(driver) for driver in DRIVERS]
-
-
 def test_a_format_without_enough_conversions_is_refused() -> None:
     source = DriverSource("a.c", "f", "1")
     row = Pattern("%d %%", Severity.QUEUE, "x", (source,), fields=("tgid", "tid"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from honed.daemon.features.user_models import AppsSettings
-from honed.daemon.settings.schema import MAKING_PERCENT, Limits, shares
+from honed.daemon.settings.schema import MAKING_PERCENT, Limits
 from honed.frigate.main import FrigateSettings
 from honed.http.app import HttpSettings
 from honed.process.limits import MEMORY_PERCENT
@@ -137,17 +137,6 @@ def test_memory_max_is_what_the_limits_add_up_to() -> None:
         given = dict(directives(unit))
         assert given["MemoryMax"] == f"{MAKING_PERCENT}%"
         assert int(given["MemoryHigh"].removesuffix("%")) < MAKING_PERCENT
-    text = (ROOT / "docs/configuration.md").read_text()
-    of = [shares(gib << 10) for gib in (2, 4, 8, 16, 32)]
-    for part, figures in {
-        "all users": [f"{its.messages:,}" for its in of],
-        "way, for each device": [f"{2 * its.message}" for its in of],
-        "worker, for each device": [f"{its.worker:,}" for its in of],
-        "the CPU engine, twice while models are isolated": [f"{its.cpu:,}" for its in of],
-        "of users": [f"{its.users} \N{MULTIPLICATION SIGN} {its.app}" for its in of],
-        "in turns": [f"{max(its.compiler, its.tuner):,}" for its in of],
-    }.items():
-        assert re.search(rf"{part} \| .*\| {re.escape(' | '.join(figures))} \|", text), part
 
 
 def test_what_memory_runs_out_for_is_no_app() -> None:

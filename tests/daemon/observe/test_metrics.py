@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +28,6 @@ from tests.daemon.conftest import SIZE
 from tests.daemon.running import Service, wait_for
 from tests.runtime.builder import chain
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -298,9 +296,7 @@ def test_any_label_and_number_is_read_back(name: str, about: str, value: float) 
     assert sample.value == value or (math.isnan(sample.value) and math.isnan(value))
 
 
-def test_the_document_lists_every_metric() -> None:
-    rows = re.findall(r"^\| `(honed_\w+)` \| (\w+) \| ([^|]*?) \|", DOCUMENT.read_text(), re.M)
-    assert rows == [(each.name, each.kind, each.unit) for each in FAMILIES]
+def test_names_end_in_their_unit() -> None:
     for family in FAMILIES:
         assert not family.unit or family.name.endswith(f"_{family.unit}")
 

@@ -55,18 +55,16 @@ _MADE_UP = 1  # Assumed value of a dynamic size in a sequence's initial state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSettings:
-    """The [sequences] table.
+    """The [sequences] table: the state that is kept between requests."""
 
-    idle_seconds: time without a request after which a sequence is dropped.
-    max_per_model: simultaneous sequences of a user and model.
-    max_mib: state of all sequences of a user.
-    max_tokens: tokens of a decoder's sequence, whose state grows with each.
-    """
-
-    idle_seconds: float = setting(300.0, unit="s", minimum=0.1)
-    max_per_model: int = setting(64)
-    max_mib: int = setting(64, unit="MiB")
-    max_tokens: int = setting(4096)
+    idle_seconds: float = setting(
+        "The service forgets a sequence after this time without a request", 300.0, unit="s", minimum=0.1
+    )
+    max_per_model: int = setting("Concurrent sequences of one user and model", 64)
+    max_mib: int = setting(
+        "State of all sequences of one user; of decoders it is in the worker's memory", 64, unit="MiB"
+    )
+    max_tokens: int = setting("Tokens of one sequence of a decoder", 4096)
 
 
 class SequenceKey(NamedTuple):

@@ -70,23 +70,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppsSettings:
-    """The [apps] table: whether members of the group honed may upload models of their own, and how many.
+    """The [apps] table: models of their own that members of the group honed may upload."""
 
-    enabled: whether uploads are accepted; existing models stay.
-    max_users: users who have models of their own at the same time.
-    max_models: models of one user.
-    disk_mib: files of one user's models, MiB.
-    memory_mib: what the CPU engine of one user, and the process that tries models out for it, may each write,
-        MiB; and what one user's models that are kept may take of memory, by the size of their files.
-    compile_seconds: compiling one user's models within a day.
-    """
-
-    enabled: bool = setting(True)
-    max_users: int = setting(share=lambda its: its.users)
-    max_models: int = setting(128)
-    disk_mib: int = setting(4096, unit="MiB")
-    memory_mib: int = setting(share=lambda its: its.app, unit="MiB", minimum=64, effect="restart")
-    compile_seconds: float = setting(1800.0, unit="s", minimum=0)
+    enabled: bool = setting("false: apps cannot bring models. Existing ones stay", True)
+    max_users: int = setting(
+        "Users who have models of their own at the same time", share=lambda its: its.users
+    )
+    max_models: int = setting("Models of one user. They do not count for `limits.max_models`", 128)
+    disk_mib: int = setting("Files of one user's models, with compiled forms and versions", 4096, unit="MiB")
+    memory_mib: int = setting(
+        "Memory of each CPU process of one user; files and device memory of the user's models",
+        share=lambda its: its.app,
+        unit="MiB",
+        minimum=64,
+        effect="restart",
+    )
+    compile_seconds: float = setting(
+        "Compiling one user's models in a day. 0: never", 1800.0, unit="s", minimum=0
+    )
 
     @property
     def disk_bytes(self) -> int:

@@ -238,27 +238,38 @@ def clock_text(minute: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSettings:
-    """The [idle] table; docs/idle.md describes the signals that are compared with it.
+    """The [idle] table: the bounds of the signals."""
 
-    enabled: whether tuning is allowed at all.
-    quiet_seconds: time without any request before the device may be used for tuning.
-    settle_seconds: time that all other signals must have been quiet before; busy counts at once.
-    max_pressure_percent: of the last ten seconds in which some task waited for the CPU, memory or disk.
-    max_load_per_core: runnable and waiting tasks, mean of the last minute, for each core.
-    max_gpu_percent: share of time that the GPU is used by others; also how far its clock may be raised.
-    max_temperature_c: of the GPU or the chip, degrees Celsius.
-    on_battery: whether tuning goes on while a battery discharges.
-    window: local times between which tuning is allowed, "22:00-06:30"; "" for any time.
-    max_candidate_seconds: the longest bound for leaving the device that a tuner may request.
-    """
-
-    enabled: bool = setting(True)
-    quiet_seconds: float = setting(30.0, unit="s", minimum=0)
-    settle_seconds: float = setting(5.0, unit="s", minimum=0)
-    max_pressure_percent: float = setting(10.0, unit="%", minimum=0)
-    max_load_per_core: float = setting(0.5, minimum=0)
-    max_gpu_percent: float = setting(10.0, unit="%", minimum=0)
-    max_temperature_c: float = setting(75.0, unit="°C", minimum=0)
-    on_battery: bool = setting(False)
-    window: str = setting("", check=parse)
-    max_candidate_seconds: float = setting(10.0, unit="s", minimum=0.1)
+    enabled: bool = setting("false: never tune", True)
+    quiet_seconds: float = setting(
+        "Time without a request before tuning may use the device", 30.0, unit="s", minimum=0
+    )
+    settle_seconds: float = setting(
+        "Time for which all other signals must be quiet", 5.0, unit="s", minimum=0
+    )
+    max_pressure_percent: float = setting(
+        "Share of the last 10 s in which some task waited for the CPU, memory or disk",
+        10.0,
+        unit="%",
+        minimum=0,
+    )
+    max_load_per_core: float = setting("Load average of the last minute, for each core", 0.5, minimum=0)
+    max_gpu_percent: float = setting(
+        "GPU utilisation by others. Where only its clock is known: how far it is raised",
+        10.0,
+        unit="%",
+        minimum=0,
+    )
+    max_temperature_c: float = setting(
+        "Temperature of the GPU and the chip, at most 5 °C below their trip points",
+        75.0,
+        unit="°C",
+        minimum=0,
+    )
+    on_battery: bool = setting("true: tune while a battery discharges", False)
+    window: str = setting(
+        'Local times between which tuning is allowed, "22:00-06:30". Empty: any time', "", check=parse
+    )
+    max_candidate_seconds: float = setting(
+        "Longest time that a tuner may take to leave the device", 10.0, unit="s", minimum=0.1
+    )

@@ -156,15 +156,16 @@ class SizeCounts:
 class UsageSettings:
     """The [usage] table.
 
-    half_life_days: time after which time spent counts half in the choice of what to tune.
-    save_seconds: interval of writes of the time spent; a crash loses no more than this.
-    keep_inputs: whether workers keep, in memory, two of the last inputs of each model, to compare a faster
-    version on them before it serves; without, versions are compared on inputs that came with the model.
+    Without `keep_inputs`, versions are compared on inputs that came with the model.
     """
 
-    half_life_days: float = setting(3.0, unit="days", minimum=0.01)
-    save_seconds: float = setting(60.0, unit="s", minimum=0.1)
-    keep_inputs: bool = setting(True)
+    half_life_days: float = setting("Half-life of the time that models spent", 3.0, unit="days", minimum=0.01)
+    save_seconds: float = setting(
+        "Interval between two writes to disk. A crash loses no more than this", 60.0, unit="s", minimum=0.1
+    )
+    keep_inputs: bool = setting(
+        "Keep two recent inputs of each model in memory, to compare a faster version on", True
+    )
 
     @property
     def half_life(self) -> float:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from honed.process.limits import MEMORY_PERCENT, memory_mib
@@ -16,7 +15,6 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import ENGINE_NAMES, engine_word
 
 Effect = Literal["at once", "new connections", "restart"]
-RESTART: Final = MappingProxyType({"effect": "restart"})  # Metadata of a field
 ENGINES: Final = ("fastest", "gpu", "cpu")
 USABLE: Final = f"use one of {', '.join((*ENGINES, ENGINE_NAMES['gpu'], ENGINE_NAMES['cpu']))}"
 MAX_MESSAGE_DEPTH = 16
@@ -86,19 +84,21 @@ def own_shares() -> MemoryShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting: its place, type, unit ("" for none), minimum (of numbers), and when a change takes effect.
+    """A setting: its place, type, meaning, unit ("" for none), and minimum of numbers.
 
-    `effect` says when a running service that reads its files again uses a new value. `check` raises
-    InvalidArgument with what to give instead for values that are wrong in another way.
+    `meaning` is for pages, in Markdown, without a full stop. `effect` says when a running service that reads
+    its files again uses a new value. `check` raises InvalidArgument with what to give instead for values that
+    are wrong in another way.
     """
 
     table: str
     key: str
     kind: Any
+    meaning: str
     unit: str
     minimum: float
     effect: Effect
-    check: Callable[[Any], object] | None = None
+    check: Callable[[Any], object] | None
 
     @property
     def name(self) -> str:
@@ -106,62 +106,78 @@ class Setting:
         return f"{self.table}.{self.key}"
 
 
-def setting(
-    default: Any = dataclasses.MISSING,
+def describe(
+    meaning: str,
     *,
-    share: Callable[[MemoryShares], Any] | None = None,
     unit: str = "",
     minimum: float = 1,
     effect: Effect = "at once",
     check: Callable[[Any], object] | None = None,
-) -> Any:
-    """Return a field of a table; the arguments are those of `Setting`.
+) -> dict[str, Any]:
+    """Return the metadata of a table's field; the arguments are those of `Setting`."""
+    return {"meaning": meaning, "unit": unit, "minimum": minimum, "effect": effect, "check": check}
 
-    `share` returns the default from the shares of memory.
-    """
-    metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
+
+def setting(
+    meaning: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    share: Callable[[MemoryShares], Any] | None = None,
+    **others: Any,
+) -> Any:
+    """Return a field of a table; `others` are those of `describe`, and `share` returns the default."""
+    metadata = describe(meaning, **others)
     if share is not None:
-        return dataclasses.field(default_factory=lambda: share(own_shares()), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return field(default_factory=lambda: share(own_shares()), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def of_table(table: str, kind: type[Any]) -> list[Setting]:
     """Return the settings of a table, in the order of its fields."""
     hints = typing.get_type_hints(kind)
     return [
-        Setting(
-            table=table,
-            key=field.name,
-            kind=hints[field.name],
-            unit=field.metadata.get("unit", ""),
-            minimum=float(field.metadata.get("minimum", 1 if hints[field.name] is int else 0)),
-            effect=field.metadata.get("effect", "at once"),
-            check=field.metadata.get("check"),
-        )
-        for field in dataclasses.fields(kind)
+        Setting(table=table, key=each.name, kind=hints[each.name], **each.metadata)
+        for each in dataclasses.fields(kind)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The [service] table.
+    """The [service] table. A device is a spec as `honed.machine.devices.select` takes it."""
 
-    A device is a spec as `honed.machine.devices.select` takes it ("0", or part of a name).
-
-    device: where models go that are not placed elsewhere; "": the first of `devices`, else a GPU before an
-    accelerator before a CPU.
-    devices: more that are used at the same time.
-    placement: by model, one of these.
-    fallback: serves the models of a device that is lost; "cpu": the first CPU, "": none.
-    """
-
-    socket: Path = field(metadata=RESTART)
-    state_dir: Path = field(metadata=RESTART)
-    cache_dir: Path = field(metadata=RESTART)
-    device: str = setting("", effect="restart")
-    devices: tuple[str, ...] = setting((), effect="restart")
-    placement: dict[str, str] = field(default_factory=dict, metadata=RESTART)
-    fallback: str = setting("cpu", effect="restart")
+    socket: Path = field(
+        metadata=describe("The Unix socket, unless systemd passes one (honed.socket)", effect="restart")
+    )
+    state_dir: Path = field(
+        metadata=describe("Models and records. Losing this folder loses the models", effect="restart")
+    )
+    cache_dir: Path = field(
+        metadata=describe(
+            "Built kernels, measured peaks, verifications. May be emptied while the service is stopped",
+            effect="restart",
+        )
+    )
+    device: str = setting(
+        "The default OpenCL device, by number, kind or part of its name. Empty: the first of `devices`, else "
+        "a GPU, an accelerator or the CPU",
+        "",
+        effect="restart",
+    )
+    devices: tuple[str, ...] = setting(
+        "More devices to use at the same time, each with its own worker", (), effect="restart"
+    )
+    placement: dict[str, str] = field(
+        default_factory=dict,
+        metadata=describe(
+            'Devices of single models, as `{lightglue = "mali"}`. It overrides `hone add --device`',
+            effect="restart",
+        ),
+    )
+    fallback: str = setting(
+        "The device that serves the models of a lost device until it is back. Empty: none",
+        "cpu",
+        effect="restart",
+    )
 
 
 def check_engine(name: str) -> None:
@@ -172,13 +188,15 @@ def check_engine(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """The [serve] table.
+    """The [serve] table; `engine` is that of models that request none."""
 
-    engine: the engine of models that request none: "fastest", by comparison; "opencl" or "gpu",
-    compiled forms only; "onnxruntime" or "cpu", the CPU engine wherever it can.
-    """
-
-    engine: str = setting("fastest", effect="restart", check=check_engine)
+    engine: str = setting(
+        "The engine for models without `hone add --engine`: `fastest`, `opencl` (compiled forms only) or "
+        "`onnxruntime` (nothing is compiled)",
+        "fastest",
+        effect="restart",
+        check=check_engine,
+    )
 
     def __post_init__(self) -> None:
         """Convert the name of an engine to its kind."""
@@ -189,57 +207,66 @@ class ServeSettings:
 class CpuSettings:
     """The [cpu] table, of the CPU engine.
 
-    threads: of one run of a model or part; 0: one for each core, or for each big one where there are kinds.
-    memory_mib: what its process, the one that tries models out, and those that run parts of models may each
-        write, MiB; 0: no limit.
+    `memory_mib` limits its process, the one that tries models out, and those that run partitions, each.
     """
 
-    threads: int = setting(0, minimum=0, effect="restart")
-    memory_mib: int = setting(share=lambda its: its.cpu, unit="MiB", minimum=0, effect="restart")
+    threads: int = setting(
+        "Threads of one model, or of one partition, in the CPU engine. 0: one for each core, or for "
+        "each big core",
+        0,
+        minimum=0,
+        effect="restart",
+    )
+    memory_mib: int = setting(
+        "Memory of each process of the CPU engine. 0: no limit",
+        share=lambda its: its.cpu,
+        unit="MiB",
+        minimum=0,
+        effect="restart",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSettings:
-    """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
+    """The [hub] table. The service uses `trials` alone: the network is honed-hub's."""
 
-    url: address of the hub; "": none. push_url: address for this machine's records; "": the same.
-    owner: the key of the hub's owner, who may name other keys; "": none.
-    keys: keys whose records are accepted, by a name for each.
-    pull, push: whether honed-hub does so by itself. hold: it reads the hub, and accepts nothing.
-    hours: interval of pulls.
-    trials: trials of a task that others' records may cost in a day.
-    """
-
-    url: str = setting("")
-    push_url: str = setting("")
-    owner: str = setting("")
-    keys: dict[str, str] = field(default_factory=dict)
-    pull: bool = setting(True)
-    push: bool = setting(True)
-    hold: bool = setting(False)
-    hours: float = setting(6.0, unit="h", minimum=0.1)
-    trials: int = setting(4, minimum=0)
+    url: str = setting("The hub to read: a URL, or the path of a folder. Empty: nothing is shared", "")
+    push_url: str = setting("Where records of this machine go. Empty: `hub.url`", "")
+    owner: str = setting(
+        "The key of the hub's owner, whose list names trusted machines. Empty: trust no list", ""
+    )
+    keys: dict[str, str] = field(
+        default_factory=dict, metadata=describe('Trusted keys, by a name for each: `{attic = "RW..."}`')
+    )
+    pull: bool = setting("honed-hub pulls when a model was added, and every `hub.hours`", True)
+    push: bool = setting("honed-hub pushes once a day after something was tuned", True)
+    hold: bool = setting("true: honed-hub only looks; `hone hub pull` takes the records", False)
+    hours: float = setting(
+        "Interval between two pulls; up to four times as long on a busy machine", 6.0, unit="h", minimum=0.1
+    )
+    trials: int = setting(
+        "Trials of one task in a day that others' records may cost. 0: try none", 4, minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSettings:
-    """The [variants] table: models compiled for further shapes and sizes.
+    """The [variants] table: models compiled for further shapes and sizes."""
 
-    requests: after so many requests in the same shapes, which count less with time as [usage] says, a model
-    gets a variant for these when the machine is idle.
-    per_model: variants that are kept of a model, those asked for by hand among them; 0: none is made in idle
-    time.
-    disk_mib: files of all variants, MiB.
-    sizes: sizes that a part whose sizes depend on the data is compiled for when the machine is idle, once it
-    was met in some `requests` times; 0: none.
-    memory_mib: device memory of all loaded variants, MiB.
-    """
-
-    requests: float = setting(20.0, minimum=1)
-    per_model: int = setting(16, minimum=0)
-    sizes: int = setting(4, minimum=0)
-    disk_mib: int = setting(4096, unit="MiB", minimum=0)
-    memory_mib: int = setting(share=lambda its: its.variants, unit="MiB", minimum=0)
+    requests: float = setting(
+        "Recent requests in the same shapes after which a variant is compiled in idle time", 20.0, minimum=1
+    )
+    per_model: int = setting("Variants of one model. 0: none is compiled in idle time", 16, minimum=0)
+    sizes: int = setting(
+        "Size specialisations of a partition whose sizes depend on the data. 0: none", 4, minimum=0
+    )
+    disk_mib: int = setting("Files of all variants", 4096, unit="MiB", minimum=0)
+    memory_mib: int = setting(
+        "Device memory of loaded variants; the least recently used are unloaded",
+        share=lambda its: its.variants,
+        unit="MiB",
+        minimum=0,
+    )
 
     @property
     def disk_bytes(self) -> int:
@@ -254,53 +281,65 @@ class VariantSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """The [limits] table; sizes in bytes unless the name says MiB, times in seconds.
+    """The [limits] table.
 
     The service has one instance, which changes when its configuration is read again: take a value from it
     when it is needed.
-
-    max_connections: open connections, all users together.
-    max_user_connections: open connections of one user.
-    max_unanswered: requests of one connection; it is not read further until one is answered.
-    max_message_bytes: one message; larger tensors go through shared memory.
-    max_user_bytes: unanswered messages of one user, and its unread answers.
-    max_all_bytes: those of all users; beyond it the user that holds most loses a connection.
-    message_seconds: from the first byte of a message to its last.
-    write_seconds: without progress while a client does not read its answers.
-    max_regions: shared-memory regions of one connection.
-    max_queue: inferences that wait.
-    run_seconds: one inference on the device; beyond it the worker counts as hung.
-    load_seconds: the worker's start, or building one kernel of a model.
-    worker_memory_mib: memory of a worker, and of the process that builds for it, MiB; 0: no limit.
-    max_models: models in the store.
-    max_model_bytes: a model with its external data.
-    max_jobs: models being added; they are compiled one after the other.
-    compile_seconds: compiling one model.
-    compile_memory_mib: memory of the compiler, MiB.
-    stop_seconds: finishing queued requests when the service stops.
     """
 
-    max_connections: int = setting(256)
-    max_user_connections: int = setting(128)
-    max_unanswered: int = setting(64)
-    max_message_bytes: int = setting(
-        share=lambda its: its.message << 20, unit="bytes", minimum=4096, effect="new connections"
+    max_connections: int = setting("Open connections of all users together", 256)
+    max_user_connections: int = setting("Open connections of one user", 128)
+    max_unanswered: int = setting(
+        "Unanswered requests of one connection; the service then reads no further", 64
     )
-    max_user_bytes: int = setting(share=lambda its: min(256, its.messages) << 20, unit="bytes", minimum=4096)
-    max_all_bytes: int = setting(share=lambda its: its.messages << 20, unit="bytes", minimum=4096)
-    message_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
-    write_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
-    max_regions: int = setting(64, effect="new connections")
-    max_queue: int = setting(256)
-    run_seconds: float = setting(60.0, unit="s", minimum=0.1)
-    load_seconds: float = setting(300.0, unit="s", minimum=1)
-    worker_memory_mib: int = setting(share=lambda its: its.worker, unit="MiB", minimum=0, effect="restart")
-    max_models: int = setting(256)
-    max_model_bytes: int = setting(2 << 30, unit="bytes")
-    max_jobs: int = setting(8)
-    compile_seconds: float = setting(1800.0, unit="s", minimum=1)
-    compile_memory_mib: int = setting(share=lambda its: its.compiler, unit="MiB", minimum=128)
-    stop_seconds: float = setting(20.0, unit="s", minimum=0)
+    max_message_bytes: int = setting(
+        "One message; larger tensors go through shared memory",
+        share=lambda its: its.message << 20,
+        unit="bytes",
+        minimum=4096,
+        effect="new connections",
+    )
+    max_user_bytes: int = setting(
+        "Unanswered messages and unread answers of one user",
+        share=lambda its: min(256, its.messages) << 20,
+        unit="bytes",
+        minimum=4096,
+    )
+    max_all_bytes: int = setting(
+        "The sum over all users", share=lambda its: its.messages << 20, unit="bytes", minimum=4096
+    )
+    message_seconds: float = setting(
+        "From the first byte of a message to its last", 30.0, unit="s", minimum=0.1, effect="new connections"
+    )
+    write_seconds: float = setting(
+        "Time in which a client must read its answers", 30.0, unit="s", minimum=0.1, effect="new connections"
+    )
+    max_regions: int = setting("Shared-memory regions of one connection", 64, effect="new connections")
+    max_queue: int = setting("Inferences that wait for one device", 256)
+    run_seconds: float = setting(
+        "One inference on the device. A worker that takes longer is restarted", 60.0, unit="s", minimum=0.1
+    )
+    load_seconds: float = setting(
+        "The worker's start, and building one kernel of a model", 300.0, unit="s", minimum=1
+    )
+    worker_memory_mib: int = setting(
+        "Memory of a worker; the process that builds for it may take `compile_memory_mib` if that is "
+        "more. 0: no limit",
+        share=lambda its: its.worker,
+        unit="MiB",
+        minimum=0,
+        effect="restart",
+    )
+    max_models: int = setting("Models in the store", 256)
+    max_model_bytes: int = setting("A model with its external data", 2 << 30, unit="bytes")
+    max_jobs: int = setting("Models being added at a time; they are compiled in turn", 8)
+    compile_seconds: float = setting("Compiling one model", 1800.0, unit="s", minimum=1)
+    compile_memory_mib: int = setting(
+        "Memory of the compiler", share=lambda its: its.compiler, unit="MiB", minimum=128
+    )
+    stop_seconds: float = setting(
+        "Finishing queued requests when the service stops", 20.0, unit="s", minimum=0
+    )
 
     @property
     def max_answer_bytes(self) -> int:

@@ -31,14 +31,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerSettings:
-    """The [tuner] table.
+    """The [tuner] table, of the tuner that the service starts."""
 
-    spawn: whether the service starts a tuner itself.
-    memory_mib: memory that each of its processes may write, 0 for no limit.
-    """
-
-    spawn: bool = setting(True, effect="restart")
-    memory_mib: int = setting(share=lambda its: its.tuner, unit="MiB", minimum=0, effect="restart")
+    spawn: bool = setting(
+        "Whether the service starts a tuner. false where honed-tuner.service does", True, effect="restart"
+    )
+    memory_mib: int = setting(
+        "Memory of each process of this tuner. 0: no limit",
+        share=lambda its: its.tuner,
+        unit="MiB",
+        minimum=0,
+        effect="restart",
+    )
 
 
 class TunerChild:
