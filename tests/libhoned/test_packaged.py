@@ -34,7 +34,12 @@ def test_what_the_header_declares_is_exported_and_nothing_else(built: Path) -> N
     assert len(declared) > 50
     assert symbols(built / "libhoned.so.0") == declared
     listed = (ROOT / "debian" / "libhoned0.symbols").read_text()
-    assert set(re.findall(r"^ (\w+)@HONED_0 ", listed, re.M)) == declared
+    versions = dict(re.findall(r"^ (\w+)@HONED_0 (\S+)$", listed, re.M))
+    assert set(versions) == declared
+    # The entry of each release since the one that brought the package.
+    released, brought, _ = (ROOT / "debian" / "changelog").read_text().rpartition("libhoned0")
+    assert brought
+    assert set(versions.values()) <= set(re.findall(r"^honed \((\S+)\)", released, re.M))
 
 
 def test_every_function_is_used_by_a_test_or_an_example() -> None:
