@@ -144,7 +144,7 @@ def _as_written(app: Sphinx, what: str, name: str, thing: Any, *_: object) -> tu
         if each.name != "self"
     ]
     returned = str(signature.return_annotation)
-    return str(inspect.Signature(parameters)), re.sub(r"^Steps\[(.*)\]$", r"\1", returned)
+    return str(inspect.Signature(parameters)), re.sub(r"^RpcSteps\[(.*)\]$", r"\1", returned)
 
 
 def setup(app: Sphinx) -> None:
