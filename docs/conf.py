@@ -36,6 +36,7 @@ html_theme = "alabaster"
 html_theme_options = {
     "page_width": "80rem",
     "body_max_width": "60rem",
+    "body_min_width": "0",
     "sidebar_width": "16rem",
     "font_family": "sans-serif",
     "show_powered_by": False,
@@ -132,7 +133,7 @@ def _default(value: Any) -> Any:
 
 def _as_written(app: Sphinx, what: str, name: str, thing: Any, *_: object) -> tuple[str, str] | None:
     """Show signatures as the source has them, but for the steps that a client's methods are written in."""
-    if what not in ("function", "method"):
+    if what not in ("class", "function", "method"):
         return None
     signature = inspect.signature(thing)
     parameters = [
@@ -143,7 +144,7 @@ def _as_written(app: Sphinx, what: str, name: str, thing: Any, *_: object) -> tu
         for each in signature.parameters.values()
         if each.name != "self"
     ]
-    returned = str(signature.return_annotation)
+    returned = "" if what == "class" else str(signature.return_annotation)
     return str(inspect.Signature(parameters)), re.sub(r"^RpcSteps\[(.*)\]$", r"\1", returned)
 
 
