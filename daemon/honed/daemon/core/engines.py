@@ -20,7 +20,6 @@ from .messages import (
     InferenceTimed,
     OptimisationChecked,
     Persist,
-    Refuse,
     ServerStopped,
     Tick,
     WorkerLost,
@@ -113,28 +112,33 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
 def tick(core: Core, _: Tick) -> None:
     """Remove unused deployments from the CPU engines, and retry models whose pause is over."""
     blame.try_again(core)
-    for engine in list(core.engines.values()):
-        if is_cpu(engine.name):
-            _let_go(core, engine)
-
-
-def _let_go(core: Core, cpu: Engine) -> None:
-    wanted = cpu.queue.models()
-    for model, deployment in core.deployments_on(cpu):
-        idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
-        served = model.engine == cpu.name or core.awaits_failback(model, cpu)
-        if served or deployment.loading or not idle:
-            continue
-        if not cpu.runs(model):
-            core.undeploy(model, cpu)
-    stop_if_unneeded(core, cpu)
+    for cpu in [engine for engine in core.engines.values() if is_cpu(engine.name)]:
+        wanted = cpu.queue.models()
+        for model, deployment in core.deployments_on(cpu):
+            idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
+            served = model.engine == cpu.name or core.awaits_failback(model, cpu)
+            if idle and not (served or deployment.loading or cpu.runs(model)):
+                core.undeploy(model, cpu)
+        stop_if_unneeded(core, cpu)
 
 
 def fail_over(core: Core, engine: Engine) -> None:
-    """Have other engines serve the models of a lost one; refuse the requests that remain."""
-    _hand_over(core, engine)
-    for ticket in engine.queue.drop_all():
-        core.act(Refuse(ticket.number, Unavailable(f"the worker does not start ({engine.reason})")))
+    """Have other engines serve the models of a lost one; refuse the requests that remain.
+
+    A model moves to the engine of the other kind if that can run it, else from a device to the fallback one.
+    """
+    moved: dict[str, list[ServedModel]] = {}
+    for model in core.models.of(engine.name):
+        if model.state is State.UNAVAILABLE:
+            continue
+        other = core.other_for(model, engine)
+        if other is None and not is_cpu(engine.name):
+            other = _stand_in_for(core, engine)
+        if other is not None and other.phase is not Phase.FAILED:
+            moved.setdefault(other.name, []).append(model)
+    for name, models in moved.items():
+        _move(core, models, engine, core.engines[name])
+    core.refuse(engine.queue.drop_all(), Unavailable(f"the worker does not start ({engine.reason})"))
 
 
 def _forget_loaded(core: Core, engine: Engine) -> None:
@@ -151,16 +155,6 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
             del model.deployments[engine.name]
 
 
-def _hand_over(core: Core, engine: Engine) -> None:
-    moved: dict[str, list[ServedModel]] = {}
-    for model in core.models.of(engine.name):
-        other = _other_for(core, engine, model) if model.state is not State.UNAVAILABLE else None
-        if other is not None and other.phase is not Phase.FAILED:
-            moved.setdefault(other.name, []).append(model)
-    for name, models in moved.items():
-        _move(core, models, engine, core.engines[name])
-
-
 def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engine) -> None:
     away = f"{other.shown} stands in for {engine.shown}, which is lost: {engine.reason}"
     for model in models:
@@ -174,15 +168,6 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
     core.act(FailedOver(engine.shown, other.shown, names, engine.reason))
     load_next(core, other)
     run_next(core, other)
-
-
-def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
-    """Return the engine that serves a model while `engine` is lost, or None.
-
-    This is the engine of the other kind if it can, else for a device the fallback device.
-    """
-    other = core.other_for(model, engine)
-    return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
 
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:

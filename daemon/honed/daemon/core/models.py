@@ -18,7 +18,6 @@ from .messages import (
     NotRestored,
     ProbeFailed,
     ProbePassed,
-    Refuse,
     Removed,
     SettingsChanged,
     SuspendRequested,
@@ -97,8 +96,7 @@ def gone(core: Core, event: Removed) -> None:
         return
     model = core.models.pop(event.name)
     for engine in core.engines.values():
-        for ticket in engine.queue.drop_model(model.name):
-            core.act(Refuse(ticket.number, removed(model.name)))
+        core.refuse(engine.queue.drop_model(model.name), removed(model.name))
     _forget(core, model)
 
 

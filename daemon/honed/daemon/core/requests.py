@@ -22,7 +22,7 @@ from .messages import (
     WorkerFailed,
     WorkerLost,
 )
-from .model import Deployment, Engine, Phase, RunningRequest, ServedModel, State, is_cpu
+from .model import Engine, Phase, RunningRequest, State, is_cpu
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core
 
@@ -47,13 +47,6 @@ def request_arrived(core: Core, event: RequestArrived) -> None:
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
-    _used(core, model, engine)
-    run_next(core, engine)
-
-
-def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
-    """Return the deployment that a request needs on an engine; add it and have it loaded if necessary."""
-    deployment = model.deployments.get(engine.name)
     if deployment is None:  # The values or shapes are not those of the compiled file
         deployment = core.deploy(model, engine.name)
         deployment.resting = True
@@ -62,7 +55,7 @@ def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
         deployment.resting = False
         start_if_stopped(core, engine)
         load_next(core, engine)
-    return deployment
+    run_next(core, engine)
 
 
 def client_gave_up(core: Core, event: ClientGaveUp) -> None:
@@ -187,8 +180,7 @@ def stopping(core: Core, _: Stopping) -> None:
     """Refuse all requests that are not answered."""
     error = service_stops()
     for engine in core.engines.values():
-        for ticket in engine.queue.drop_all():
-            core.act(Refuse(ticket.number, error))
+        core.refuse(engine.queue.drop_all(), error)
         for running in (*engine.running.values(), *engine.fallen):
             if not running.abandoned:
                 running.abandoned = True

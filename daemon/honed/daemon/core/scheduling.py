@@ -82,7 +82,11 @@ def load_next(core: Core, engine: Engine) -> None:
         if model.engine != engine.name and deployment.state is State.LOADING:
             _load(core, model, deployment, awaited=False)
             return
-    _prove_next(core, engine)
+    for model, deployment in core.deployments_on(engine) if engine.proving is None else ():
+        if deployment.unchecked_probes and deployment.state is State.READY:
+            engine.proving = deployment.number
+            core.act(VerifyProbe(engine.name, deployment.number, model, deployment.unchecked_probes[0]))
+            return
 
 
 def load_now(core: Core, model: ServedModel) -> None:
@@ -136,13 +140,3 @@ def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
         if other is not model and same and deployment.state is State.READY:
             return deployment
     return None
-
-
-def _prove_next(core: Core, engine: Engine) -> None:
-    if engine.proving is not None:
-        return
-    for model, deployment in core.deployments_on(engine):
-        if deployment.unchecked_probes and deployment.state is State.READY:
-            engine.proving = deployment.number
-            core.act(VerifyProbe(engine.name, deployment.number, model, deployment.unchecked_probes[0]))
-            return

@@ -147,8 +147,7 @@ class Core:
         """Refuse the requests that wait for a replaced model on the isolating engine, and unload it there."""
         engine = self.engines.get(cpu_engine(model.manifest.owner, isolated=True))
         if engine is not None:
-            for ticket in engine.queue.drop_model(model.name):
-                self.act(Refuse(ticket.number, replaced_error(model.name)))
+            self.refuse(engine.queue.drop_model(model.name), replaced_error(model.name))
             if engine.name in model.deployments:
                 self.unload_unused(engine.name, model.key_on(engine.name))
 
@@ -191,17 +190,20 @@ class Core:
         """Return whether a model is the served version, and this engine serves it."""
         return model.engine == engine.name and self.models.serves(model)
 
+    def refuse(self, tickets: Iterable[Ticket], error: HonedError) -> None:
+        """Refuse requests that were taken from a queue."""
+        for ticket in tickets:
+            self.act(Refuse(ticket.number, error))
+
     def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
         """Refuse the requests that wait for a model on the engine that serves it."""
-        for ticket in self.engines[model.engine].queue.drop_model(model.name):
-            self.act(Refuse(ticket.number, error))
+        self.refuse(self.engines[model.engine].queue.drop_model(model.name), error)
 
     def refuse_open(self, model: ServedModel, error: HonedError) -> None:
         """Refuse a model's waiting requests that only the CPU engine can run."""
         cpu = self.engines.get(model.cpu_engine)
         if cpu is not None:
-            for ticket in cpu.queue.drop_model(model.name, open_ones=True):
-                self.act(Refuse(ticket.number, error))
+            self.refuse(cpu.queue.drop_model(model.name, open_ones=True), error)
 
     def requeue(self, name: str, left: str, other: str) -> None:
         """Move a model's waiting requests to another engine, but not those that need the CPU engine."""
