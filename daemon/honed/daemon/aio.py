@@ -30,6 +30,14 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+async def cancel_all(*works: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended; raise none of their errors."""
+    for work in works:
+        work.cancel()
+    if works:
+        await asyncio.wait(works)
+
+
 @asynccontextmanager
 async def cleared_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[T]:
     """Enter a folder, and remove it afterwards in a thread: freeing gigabytes takes tenths of a second."""

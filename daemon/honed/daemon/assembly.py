@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from .changes.change import Changes
 from .changes.publish import Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
-from .core.model import ServedModel
 from .core.state import Registry
 from .feature import Feature
 from .features.batching import Batcher
@@ -43,7 +42,6 @@ from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.commits import StoreWriter
-from .serving.loader import VersionComparer
 from .serving.pool import EngineManager, EngineSettings
 from .settings.places import records_in
 from .store.inspect import Inspector
@@ -70,10 +68,6 @@ class SharedServices:
     clients: SocketServer
     usage_log: UsageLog
     leasing: Leasing
-
-    def keep_only(self, models: Collection[str]) -> None:
-        """Drop the usage of all models but `models`."""
-        self.usage_log.keep_only(models)
 
     def changed(self, new: Config) -> None:
         """Apply a configuration that was read again."""
@@ -157,7 +151,9 @@ async def assembled(base: SharedServices, reloader: Reloader) -> ServiceComponen
     )
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
-    base.pool.version_comparer = partial(_version_comparer, features)
+    base.pool.version_comparer = lambda entry: next(
+        (found for each in features if (found := each.version_comparer(entry))), None
+    )
     known = (base.curves.latencies.forget, base.usage_log.forget, base.leasing.forget)
     idly: list[Feature] = [
         *features,
@@ -184,10 +180,6 @@ async def assembled(base: SharedServices, reloader: Reloader) -> ServiceComponen
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )
-
-
-def _version_comparer(features: Sequence[Feature], entry: ServedModel) -> VersionComparer | None:
-    return next((found for each in features if (found := each.version_comparer(entry))), None)
 
 
 async def _features(

@@ -152,7 +152,12 @@ def load(
             "there is no place for the socket because XDG_RUNTIME_DIR is not set; give one with --socket"
         )
     loaded = Config(
-        **{table: _build(kind, table, values) for table, kind in TABLES.items()},
+        **{
+            table: kind(
+                **{each.name: values[f"{table}.{each.name}"].value for each in dataclasses.fields(kind)}
+            )
+            for table, kind in TABLES.items()
+        },
         files=files,
         origins=MappingProxyType({name: value.origin for name, value in sorted(values.items())}),
         notes=tuple(notes),
@@ -316,10 +321,6 @@ def _from_command_line(overrides: Mapping[str, str | Path | None]) -> dict[str, 
 def _given(key: str, value: str | Path) -> str | Path:
     """Return a value given in a shell; relative paths are relative to the current folder."""
     return str(value) if key == "device" else Path(value).absolute()
-
-
-def _build(kind: type[Any], table: str, values: Mapping[str, _Value]) -> Any:
-    return kind(**{field.name: values[f"{table}.{field.name}"].value for field in dataclasses.fields(kind)})
 
 
 def _checked(setting: Setting, value: object, origin: str) -> object:

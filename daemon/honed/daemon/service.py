@@ -169,7 +169,7 @@ async def _run(
         _log.warning("%s", sentence)
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
-    base.keep_only(models)
+    base.usage_log.keep_only(models)
     reloader = Reloader(config, read, systemd, base.changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
     parts = await assembly.assembled(base, reloader)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from honed.daemon.aio import in_thread
+from honed.daemon.aio import cancel_all, in_thread
 from honed.daemon.core.messages import Added, EngineReasonChanged, LoadReport
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.engine_server import EngineServer
@@ -38,7 +38,6 @@ from honed.protocol.errors import (
 from honed.protocol.methods import check_name
 from honed.protocol.params import ENGINE_NAMES, PRECISIONS, LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
-from honed.protocol.strict import Map
 
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
 from .staging import Staged, copies, stage
@@ -229,15 +228,6 @@ class AddRequest:
         self._name = name
         self._begun = time.monotonic()
 
-    def report_to(self, progress: Map) -> None:
-        """Pass on progress while the client waits."""
-        self.notify(progress)
-
-    def is_served(self, manifest: Manifest) -> None:
-        """Report that the CPU engine serves the model, unless that was reported already."""
-        if not self.served.done():
-            self.served.set_result(self.result(manifest))
-
     def result(self, manifest: Manifest) -> ModelAdded:
         """Return the result for a model that the CPU engine serves without a compiled file."""
         return ModelAdded(
@@ -311,22 +301,21 @@ class ModelInstaller:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if not job.served.done():
-                work.cancel()
-                await asyncio.wait([work])
+                await cancel_all(work)
             raise
         finally:
             job.notify = lambda _: None
 
     def _begun(self, name: str, adding: Coroutine[Any, Any, ModelAdded]) -> asyncio.Future[ModelAdded]:
-        work = self._adding[name] = asyncio.ensure_future(adding)
-        work.add_done_callback(lambda done: self._added(name, done))
-        return work
+        def added(work: asyncio.Future[ModelAdded]) -> None:
+            if self._adding.get(name) is work:
+                del self._adding[name]
+            if not work.cancelled() and (error := work.exception()) is not None:
+                _log.debug("model %s was not added: %s", name, error)
 
-    def _added(self, name: str, work: asyncio.Future[ModelAdded]) -> None:
-        if self._adding.get(name) is work:
-            del self._adding[name]
-        if not work.cancelled() and (error := work.exception()) is not None:
-            _log.debug("model %s was not added: %s", name, error)
+        work = self._adding[name] = asyncio.ensure_future(adding)
+        work.add_done_callback(added)
+        return work
 
     async def _add(
         self,
@@ -339,8 +328,9 @@ class ModelInstaller:
         servers = self._servers(params.model_name, options)
         with meanwhile:
             replace = bool(options.replace)
+            # `add` replaces `notify` once its client does not wait any more.
             async with self._changes.begin(
-                params.model_name, job.report_to, replace=replace, adds=True
+                params.model_name, lambda news: job.notify(news), replace=replace, adds=True
             ) as change:
                 change.report("receive", 0.0)
                 most = self._changes.limits.max_model_bytes
@@ -349,7 +339,7 @@ class ModelInstaller:
                 given = await self.serve_as_given(change, staged, options.engine or "")
                 if given is None:
                     return await self._compile_alone(job, change, staged, servers)
-                job.is_served(given)
+                job.served.set_result(job.result(given))
                 change.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, change, staged, servers, given)
 
@@ -505,17 +495,12 @@ class ModelInstaller:
         """End the compilation of a model that is served already, and of no other."""
         work = self._adding.get(name)
         if work is not None and self._registry.find(name) is not None:
-            work.cancel()
-            await asyncio.wait([work])
+            await cancel_all(work)
 
     async def close(self) -> None:
         """Cancel additions and checks in progress."""
-        works: list[asyncio.Future[Any]] = list(self._adding.values())
-        works += [work for work in (self._resuming, self._awaiting) if work is not None]
-        for work in works:
-            work.cancel()
-        if works:
-            await asyncio.wait(works)
+        others = (work for work in (self._resuming, self._awaiting) if work is not None)
+        await cancel_all(*self._adding.values(), *others)
         await self._checks.close()
 
     async def restore(self, manifest: Manifest) -> None:

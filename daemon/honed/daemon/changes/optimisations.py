@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import cancel_all, cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry
@@ -52,7 +52,11 @@ class OptimisationChecks:
         if manifest.interface is None or cpu is None or key in self._under_way:
             return
         known = self._registry.optimisation(key)
-        if known is None or _outdated(known):
+        again = False
+        if known is not None and not known.checked:
+            # Earlier versions optimised models that they could not check.
+            again = known.level != LOWEST or (known.why == NO_COMPILER and places.compiler())
+        if known is None or again:
             task = asyncio.ensure_future(self._check(manifest, key, cpu))
             self._under_way[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
@@ -83,11 +87,9 @@ class OptimisationChecks:
 
     async def close(self) -> None:
         """Cancel all checks in progress."""
-        tasks = [*self._under_way.values(), *([self._restoring] if self._restoring is not None else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_all(
+            *self._under_way.values(), *([self._restoring] if self._restoring is not None else ())
+        )
 
     async def _restore(self) -> None:
         """Check models with outdated checks as each CPU engine starts, which then reports its version."""
@@ -196,12 +198,6 @@ class OptimisationChecks:
                 _log.warning("model %s: it is loaded anew by another process: %s", manifest.name, error)
                 return False
         return True
-
-
-def _outdated(known: OptimisationCheck) -> bool:
-    """Return whether a failed check should be repeated."""
-    earlier = known.level != LOWEST  # Earlier versions optimised models that they could not check
-    return not known.checked and (earlier or (known.why == NO_COMPILER and places.compiler()))
 
 
 def _tell(name: str, found: OptimisationCheck) -> None:

@@ -419,6 +419,10 @@ class Registry:
         models = (model for model in self.all() if not is_variant(model.name))
         return [model for model in models if viewer.sees(model.manifest.owner)]
 
+    def own_names(self, viewer: Viewer) -> frozenset[str]:
+        """Return the names of users' own models that `viewer` may see."""
+        return frozenset(each.name for each in self.models(viewer) if each.manifest.owner is not None)
+
     def variants(self, model: str = "") -> list[ServedModel]:
         """Return the variants of a model, or with "" of all, by name, also suspended ones."""
         known = {name: each for name, each in self._models.items() if is_variant(name)} | self._resting

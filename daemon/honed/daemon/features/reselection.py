@@ -29,15 +29,11 @@ class EngineReselection(Feature):
     def background(self, *, idle: bool) -> BackgroundTask | None:
         """Return the comparison for the next model that is due, if any."""
         for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
-            if self._due(entry):
+            times = entry.manifest.decision.times
+            provisional = times is not None and times.others_percent is not None
+            if provisional and self.changes.pool.comparable(entry) and self._pauses.over(entry.name):
                 return BackgroundTask(f"comparing the engines of {entry.name}", partial(self._compare, entry))
         return None
-
-    def _due(self, entry: ServedModel) -> bool:
-        times = entry.manifest.decision.times
-        if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
-            return False
-        return self._pauses.over(entry.name)
 
     async def _compare(self, entry: ServedModel) -> None:
         """Compare the engines of a model, with longer pauses while other programs stay busy."""

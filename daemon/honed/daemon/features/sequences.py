@@ -351,13 +351,9 @@ class SequenceFeature(Feature):
         Returns the request's deadline (monotonic seconds); raises DeadlineExceeded if that passes before.
         """
         deadline = call.deadline or time.monotonic() + timeout_us(call.params.parameters) / 1e6
-        if key in self._turns:
-            await self._waited(key, deadline)
-        else:
+        if key not in self._turns:
             self._turns[key] = deque()
-        return deadline
-
-    async def _waited(self, key: SequenceKey, deadline: float) -> None:
+            return deadline
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._turns[key].append(turn)
@@ -370,6 +366,7 @@ class SequenceFeature(Feature):
             raise
         finally:
             late.cancel()
+        return deadline
 
     def end_turn(self, key: SequenceKey) -> None:
         """Give the turn to the next request of a sequence."""

@@ -25,6 +25,7 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
+from honed.daemon.store.store import Manifest
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes, PartitionInfo
 from honed.protocol.strict import Map
@@ -165,7 +166,7 @@ class SizeSpecialiser(Feature):
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]
-    may_compile: Callable[[int], bool]
+    may_compile: Callable[[Manifest], bool]
     compiled: Callable[[int, float], None]
     _failed: dict[str, str] = field(init=False, default_factory=dict)  # Keys of refused files by model
 
@@ -215,8 +216,7 @@ class SizeSpecialiser(Feature):
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
         at_home = entry.on_preferred_engine and self.pool.device_of(entry).ready
-        mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
-        free = mine and not manifest.history.pinned and entry.canary is None
+        free = self.may_compile(manifest) and not manifest.history.pinned and entry.canary is None
         ready = entry.state is State.READY and not self.registry.is_suspended(entry)
         return (
             bool(manifest.sources and at_home and free and ready)
@@ -224,41 +224,38 @@ class SizeSpecialiser(Feature):
         )
 
     async def _make(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> None:
-        shown, begun, owner = text(sizes), time.monotonic(), entry.manifest.owner
+        """Compile the model with these sizes, publish it, and log the result."""
+        from honed.daemon.changes.building import build
+
+        shown, begun, manifest = text(sizes), time.monotonic(), entry.manifest
+        assert manifest.compiled is not None
+        keep_slower = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
         _log.info("compiling %s for sizes that its parts meet: %s", entry.name, shown)
         try:
             with self.leasing.adding(0, "a model is being compiled for sizes that it meets"):
-                sentence = await self._made(entry, sizes)
+                async with self.changes.begin(entry.name, owner=manifest.owner) as change:
+                    staged = replace(
+                        await change.sources(manifest),
+                        existing_build=self.changes.store.object(manifest.compiled),
+                        sizes=sizes,
+                        keep_slower=keep_slower,
+                        foreground=False,
+                    )
+                    made = await build(change, staged, [self.pool.device_of(entry)])
+                    why = f"compiled for sizes that its parts meet: {shown}"
+                    published = await self.publisher.resized(
+                        change, entry, made, why, keep_slower=keep_slower
+                    )
         except (ModelRefused, InvalidArgument) as error:
             self._failed[entry.name] = entry.key
             _log.warning("%s is not compiled for %s: %s", entry.name, shown, failure(error))
         else:
-            _log.info("%s: %s", entry.name, sentence)
+            if not published.published:
+                self._failed[entry.name] = entry.key
+            _log.info("%s: %s", entry.name, published.sentence)
         finally:
-            if owner is not None:
-                self.compiled(owner, time.monotonic() - begun)
-
-    async def _made(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> str:
-        """Compile the model with these sizes, and publish it; return a sentence about the result."""
-        from honed.daemon.changes.building import build
-
-        manifest = entry.manifest
-        assert manifest.compiled is not None
-        keep_slower = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
-        async with self.changes.begin(entry.name, owner=manifest.owner) as change:
-            staged = replace(
-                await change.sources(manifest),
-                existing_build=self.changes.store.object(manifest.compiled),
-                sizes=sizes,
-                keep_slower=keep_slower,
-                foreground=False,
-            )
-            made = await build(change, staged, [self.pool.device_of(entry)])
-            why = f"compiled for sizes that its parts meet: {text(sizes)}"
-            published = await self.publisher.resized(change, entry, made, why, keep_slower=keep_slower)
-        if not published.published:
-            self._failed[entry.name] = entry.key
-        return published.sentence
+            if manifest.owner is not None:
+                self.compiled(manifest.owner, time.monotonic() - begun)
 
 
 def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from honed.daemon.aio import in_thread
+from honed.daemon.aio import cancel_all, in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
 from honed.daemon.changes.change import RECEIVED, Changes, Notify
 from honed.daemon.changes.staging import Staged, is_compiled
@@ -37,6 +37,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
+from honed.daemon.store.store import Manifest
 from honed.protocol import strict
 from honed.protocol.errors import (
     Busy,
@@ -386,8 +387,7 @@ class UserModels(Feature):
         finally:
             bring.waiting -= 1
             if not bring.waiting and not bring.work.done():
-                bring.work.cancel()
-                await asyncio.wait([bring.work])
+                await cancel_all(bring.work)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Record each use of a user's own model."""
@@ -552,9 +552,15 @@ class UserModels(Feature):
             if not work.done():
                 await self.installer.stop_compiling(entry.name)
 
-    def may_compile(self, owner: int) -> bool:
-        """Return whether a user has compile time left today."""
-        return self.shares.seconds_left(owner, self.settings(), time.time()) > 0
+    def may_compile(self, manifest: Manifest) -> bool:
+        """Return whether further files of a model may be compiled.
+
+        A user's model must be compiled for an app, and the user must have compile time left today.
+        """
+        owner = manifest.owner
+        if owner is None:
+            return True
+        return manifest.for_app and self.shares.seconds_left(owner, self.settings(), time.time()) > 0
 
     def compiled(self, owner: int, seconds: float) -> None:
         """Count the seconds that variants or specialisations of a user's models took to compile."""
@@ -570,11 +576,7 @@ class UserModels(Feature):
 
     async def close(self) -> None:
         """Cancel all uploads in progress."""
-        works = [bring.work for bring in self._under_way.values()]
-        for work in works:
-            work.cancel()
-        if works:
-            await asyncio.wait(works)
+        await cancel_all(*(bring.work for bring in self._under_way.values()))
 
 
 def check(params: UploadParams, descriptors: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from honed.daemon.aio import cancel_all
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
 from honed.daemon.core.messages import Added, LoadReport, SuspendRequested
@@ -265,7 +266,7 @@ class ShapeVariants(Feature):
     """A feature that serves requests by variants, and compiles them in idle time.
 
     `settings` returns those in force. `rewrap` has features wrap a model again. `may_compile` says whether
-    a user has compile time left, and `compiled` receives the seconds that were spent.
+    further files of a model may be compiled, and `compiled` receives the seconds that were spent for a user.
     """
 
     makes_variants: ClassVar[bool] = True
@@ -275,7 +276,7 @@ class ShapeVariants(Feature):
     leasing: Leasing
     settings: Callable[[], VariantSettings]
     rewrap: Callable[[str], None]
-    may_compile: Callable[[int], bool]
+    may_compile: Callable[[Manifest], bool]
     compiled: Callable[[int, float], None]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # Last requests (monotonic seconds)
     # Cached names of requested variants by shapes, for each model with the interfaces that they depend on.
@@ -387,10 +388,7 @@ class ShapeVariants(Feature):
 
     async def close(self) -> None:
         """Cancel compilations that users requested."""
-        for work in list(self._by_hand):
-            work.cancel()
-        if self._by_hand:
-            await asyncio.wait(self._by_hand)
+        await cancel_all(*self._by_hand)
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
         """Return the compilation of a model for its most requested shapes, if one is due."""
@@ -441,15 +439,18 @@ class ShapeVariants(Feature):
         for entry in self.registry.models():
             if self._may_have_more(entry):
                 wishes += self.usage_log.wishes(entry.name, self.maker.under(entry))
-                sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
+                files = [each.manifest.compiled for each in (entry, *self.registry.variants(entry.name))]
+                known = [file.nbytes for file in files if file is not None]
+                sources = sum(file.nbytes for file in entry.manifest.sources)
+                sizes[entry.name] = max(known, default=sources)  # The expected size
         return next_shapes(wishes, self._kept(), self.settings(), sizes)
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
         ready = self.maker.pool.device_of(entry).ready and not entry.failover_reason
         compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
-        mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
-        return bool(manifest.interface and manifest.sources and ready and compiled and mine)
+        possible = bool(manifest.interface and manifest.sources and ready and compiled)
+        return possible and self.may_compile(manifest)
 
     def _by_cpu(self, entry: ServedModel) -> bool:
         """Return whether the setting makes the CPU engine serve the model."""
@@ -545,13 +546,6 @@ def _stored_bytes(variant: ServedModel) -> int:
 
 def _loaded_bytes(variant: ServedModel) -> int:
     return variant.compiled.device_bytes if variant.compiled is not None else 0
-
-
-def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
-    """Return the expected size in bytes of another variant's file: the largest so far, or the source's."""
-    files = [each.manifest.compiled for each in (entry, *variants)]
-    known = [file.nbytes for file in files if file is not None]
-    return max(known, default=sum(file.nbytes for file in entry.manifest.sources))
 
 
 def _shown(variant: ServedModel, wish: ShapeDemand | None) -> ShownVariant:

@@ -178,7 +178,7 @@ class Api:
     @_answers(methods.SERVER_STATUS)
     async def _server_status(self, call: MethodCall, params: Nothing) -> service.Status:
         default, viewer = self.engines.default, self._viewer(call)
-        own = self._own(viewer)
+        own = self.registry.own_names(viewer)
         idle = self.leasing.idle()
         jobs = [job.status() for job in self.changes.active.values() if viewer.sees(job.owner)]
         return service.Status(
@@ -360,11 +360,6 @@ class Api:
 
     def _viewer(self, call: MethodCall) -> Viewer:
         return self.policy.viewer(call.connection.peer)
-
-    def _own(self, viewer: Viewer) -> frozenset[str]:
-        """Return the names of the user's own models."""
-        models = self.registry.models(viewer)
-        return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
 
     def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures of models that the viewer may see."""

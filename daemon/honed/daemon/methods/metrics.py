@@ -77,7 +77,7 @@ class MetricsCollector:
         for name, count in waiting.items():
             with_variants[model_of(name)] += count
         whole = self.registry.all_statistics if viewer.all else self.registry.shared_statistics
-        own = frozenset(each.name for each in self.registry.models(viewer) if each.manifest.owner is not None)
+        own = self.registry.own_names(viewer)
         return service.Metrics(
             version=self.version,
             pid=os.getpid(),

@@ -18,7 +18,7 @@ from honed.daemon.core.messages import LoadReport
 from honed.daemon.core.model import Engine, is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import LOSS
 from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
@@ -166,9 +166,9 @@ class Loader:
     async def _warm_up(self, manifest: Manifest, key: str, proof: LoadReport, *, give_way: bool) -> None:
         """Warm a model up as its settings say; log a failure and continue, but raise WorkerDied."""
         settings = manifest.settings
-        inputs = warm_up_inputs(manifest, proof.interface)
-        if not settings.warm_up or not inputs:
+        if not settings.warm_up or proof.interface is None or not proof.interface.inputs:
             return
+        inputs = made_up(proof.interface.inputs, manifest.shapes | settings.warm_up_shapes)
         begun = time.monotonic()
         try:
             for _ in range(settings.warm_up):
@@ -383,13 +383,6 @@ class Loader:
 
 # Compares two loaded versions of a model. Arguments: the device's loader, both keys and the allowance.
 VersionComparer = Callable[[Loader, str, str, float], Awaitable[PairedTrialResult]]
-
-
-def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[InputSpec, ...]:
-    """Return the inputs of warm-up runs; `interface` is that of the loaded file, None for no inputs."""
-    if interface is None:
-        return ()
-    return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
 def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
