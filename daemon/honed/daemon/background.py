@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from honed.daemon.feature import BackgroundTask, Feature
+from honed.daemon.feature import Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.protocol.errors import HonedError
 
@@ -62,12 +62,9 @@ class Background:
                 continue
             work = source.background(idle=idle)
             if work is not None:
-                await self._do(place, work)
+                try:
+                    await work.run()
+                except HonedError as error:
+                    _log.warning("%s is not done, and is tried again later: %s", work.what, error)
+                    self.not_before[place] = time.monotonic() + _RETRY_SECONDS
                 return
-
-    async def _do(self, place: int, work: BackgroundTask) -> None:
-        try:
-            await work.run()
-        except HonedError as error:
-            _log.warning("%s is not done, and is tried again later: %s", work.what, error)
-            self.not_before[place] = time.monotonic() + _RETRY_SECONDS

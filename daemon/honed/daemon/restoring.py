@@ -80,7 +80,10 @@ async def fill(
         if isinstance(compiled, CompiledFileInfo) and compiled.may_assume_values and can_be_made_anew:
             compiled = OtherFormat("it does not say for which values of its inputs it is right")
         if is_variant(manifest.name) and not isinstance(compiled, CompiledFileInfo):
-            await _drop_variant(store, manifest, models, compiled)
+            # It is compiled again when it is requested often enough.
+            _log.error("variant %s is dropped: its compiled file is %s", manifest.name, _unusable(compiled))
+            remaining = [each for each in models.values() if each.name != manifest.name]
+            await in_thread(store.remove, manifest.name, remaining)
         elif isinstance(compiled, HonedError):
             await in_thread(store.set_aside, manifest)
             if not _entered_damaged(pool, manifest, compiled):
@@ -111,15 +114,6 @@ async def _inspected(
         found[inspected] = said
         systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
     return found
-
-
-async def _drop_variant(
-    store: Store, variant: Manifest, models: Mapping[str, Manifest], error: HonedError | None
-) -> None:
-    """Drop a variant that cannot be served; it is compiled again when it is requested often enough."""
-    _log.error("variant %s is dropped: its compiled file is %s", variant.name, _unusable(error))
-    remaining = [each for each in models.values() if each.name != variant.name]
-    await in_thread(store.remove, variant.name, remaining)
 
 
 def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.settings.places import places, records_in
+from honed.daemon.transport.access import user_name
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 from honed.protocol.methods import SERVER_STATUS
 from honed.protocol.service import Status
@@ -69,7 +69,7 @@ def check_access(path: Path) -> None:
         raise _not_ours(path, "another user") from error
     for each in (folder, path):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK | (os.X_OK if each is folder else 0)):
-            raise _not_ours(path, f"user {_name(owner)}")
+            raise _not_ours(path, f"user {user_name(owner)}")
 
 
 def prepare(path: Path) -> None:
@@ -103,10 +103,3 @@ def _not_ours(path: Path, owner: str) -> HonedError:
     return PermissionDenied(
         f"the records in {path.parent} belong to {owner}; run the same command as that user or with sudo"
     )
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -464,16 +464,13 @@ class UserModels(Feature):
                         ) from error
             self.used(name)
             for each in leaving:
-                await self._remove(each, f"made room for another of user {user}")
+                try:
+                    await self.installer.remove(each)
+                except HonedError as error:
+                    _log.error("model %s cannot be removed: %s", each, error)
+                else:
+                    _log.info("model %s made room for another of user %d", each, user)
         return _result(self.registry.get(name), params.sha256[0])
-
-    async def _remove(self, name: str, why: str) -> None:
-        try:
-            await self.installer.remove(name)
-        except HonedError as error:
-            _log.error("model %s cannot be removed: %s", name, error)
-        else:
-            _log.info("model %s %s", name, why)
 
     def _kept(self) -> list[UserModelUsage]:
         """Return every user's own models."""

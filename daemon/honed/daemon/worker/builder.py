@@ -83,16 +83,13 @@ class BuildProcess:
                 await self._call(running, UnloadModel(key=key))
                 raise
             finally:
-                self._begin_resting()
+                if self._running is not None:
+                    self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._rested)
 
     async def kill(self) -> None:
         """End the process, even during a build."""
         self._stop_resting()
         await self._end()
-
-    async def _rested_enough(self) -> None:
-        async with self._busy:
-            await self._end()
 
     async def _started(self, niceness: int) -> _Running:
         running = self._running
@@ -154,15 +151,15 @@ class BuildProcess:
         running.link.fail(self._lost())
         await running.process.end()
 
-    def _begin_resting(self) -> None:
-        if self._running is not None:
-            self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._rested)
-
     def _stop_resting(self) -> None:
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
 
     def _rested(self) -> None:
+        async def end() -> None:
+            async with self._busy:
+                await self._end()
+
         self._rest = None
-        self._resting = asyncio.ensure_future(self._rested_enough())
+        self._resting = asyncio.ensure_future(end())

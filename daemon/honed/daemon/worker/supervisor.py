@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +213,9 @@ class Supervisor:
         link, under_way = self._reached(), _UnderWay(call, seconds)
         coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
         self._count(under_way)
-        coming.add_done_callback(partial(self._settled, under_way))
+        coming.add_done_callback(
+            lambda done: self._over(under_way, None if done.cancelled() else done.exception())
+        )
         try:
             return aio.taken(call, await coming)
         except WorkerDied as died:
@@ -261,9 +262,6 @@ class Supervisor:
         """Count a call as in progress, and start its deadline."""
         self._calls += 1
         call.go_on(self._deadlines)
-
-    def _settled(self, call: _UnderWay, coming: asyncio.Future[ResponseReceived]) -> None:
-        self._over(call, None if coming.cancelled() else coming.exception())
 
     def _over(self, call: _UnderWay, error: BaseException | None) -> None:
         """Count a call as ended, answered or with `error`."""

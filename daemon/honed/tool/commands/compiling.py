@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from honed.daemon.settings.schema import Limits
@@ -142,7 +141,7 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
     served = True
     for file in arguments.files:
         try:
-            found = _found(file, arguments)
+            found = compiler.run(_fit_job(file, arguments), f"fit {file.name}")
         except HonedError as error:
             if len(arguments.files) == 1:
                 raise
@@ -159,10 +158,6 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
     if output.json:
         output.emit({"files": lines}, lambda _: None)
     return int(not served)
-
-
-def _found(file: Path, arguments: argparse.Namespace) -> Fitted:
-    return compiler.run(_fit_job(file, arguments), f"fit {file.name}")
 
 
 def _fit_job(file: Path, arguments: argparse.Namespace) -> Fit:
@@ -202,14 +197,11 @@ def _verdict(found: Fitted) -> str:
     if found.reasons:
         return "by the CPU engine alone"
     if len(found.parts) > 1:
-        return f"in {len(found.parts)} parts, {_share(found.parts):.1%} of the operations compiled"
+        compiled = sum(part.flops for part in found.parts if part.engine == "gpu")
+        share = compiled / max(1, sum(part.flops for part in found.parts))
+        return f"in {len(found.parts)} parts, {share:.1%} of the operations compiled"
     at_once = ", by the CPU engine until it is" if found.cpu_engine else ""
     return f"compiled whole{at_once}"
-
-
-def _share(parts: Sequence[FittedPart]) -> float:
-    compiled = sum(part.flops for part in parts if part.engine == "gpu")
-    return compiled / max(1, sum(part.flops for part in parts))
 
 
 def _row(part: FittedPart) -> tuple[str, ...]:

@@ -45,7 +45,9 @@ def _config(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.check is not None:
         _check(arguments.check, output)
     elif arguments.reload:
-        _reload(arguments.socket, output)
+        with Client(arguments.socket) as client:
+            reloaded = client.ask(CONFIG_RELOAD)
+        output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
     else:
         running, config = _in_force(arguments.socket)
         document = {"running": running, **strict.to_plain(config)}
@@ -68,12 +70,6 @@ def _check(file: Path, output: Output) -> None:
     if takes >= machine:
         said = f"{said} {memory_sentence(takes, machine)}"
     output.emit(document, lambda console: line(console, said))
-
-
-def _reload(socket: str | None, output: Output) -> None:
-    with Client(socket) as client:
-        reloaded = client.ask(CONFIG_RELOAD)
-    output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
 
 
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:

@@ -21,7 +21,7 @@ from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import RecordsLocation, add_state_dir_option, find_records
+from honed.tool.recordsfile import add_state_dir_option, find_records
 from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 
 from .tasks import milliseconds
@@ -75,11 +75,16 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
     else:
         curve = _curve(arguments.model, history)
     if arguments.png is not None:
-        _draw(arguments.png, curve, arguments.model)
+        if curve is None:
+            raise NotFound(f"nothing of {arguments.model} is recorded to be drawn; tune it or use it first")
+        with replacing(arguments.png) as file:
+            draw_picture(file, "svg" if arguments.png.suffix.lower() == ".svg" else "png", curve)
 
     def show(console: Console) -> None:
         if curve is not None:
-            _print_curve(console, curve)
+            for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
+                line(console, drawn)
+            console.print()
         for note in notes:
             line(console, f"note: {note}")
         if served:
@@ -119,18 +124,15 @@ def _of_records(
     If it cannot be read but the service knows the model, a note says why.
     """
     try:
-        return _recorded(find_records(arguments), arguments.model), ()
+        where = find_records(arguments)
+        if not where.by_service:
+            return run(ShowHistory(records=where.path, name=arguments.model), "history"), ()
+        with started_in_service(where.socket, ShowHistory, model=arguments.model) as child:
+            return followed(child, "history"), ()
     except HonedError as error:
         if served is None:
             raise
         return History(points=(), versions=()), (str(error),)
-
-
-def _recorded(where: RecordsLocation, model: str) -> History:
-    if not where.by_service:
-        return run(ShowHistory(records=where.path, name=model), "history")
-    with started_in_service(where.socket, ShowHistory, model=model) as child:
-        return followed(child, "history")
 
 
 def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
@@ -171,19 +173,6 @@ def _curve(model: str, history: History) -> Curve | None:
             for version, us in measured
         ],
     )
-
-
-def _draw(path: Path, curve: Curve | None, model: str) -> None:
-    if curve is None:
-        raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
-    with replacing(path) as file:
-        draw_picture(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
-
-
-def _print_curve(console: Console, curve: Curve) -> None:
-    for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
-        line(console, drawn)
-    console.print()
 
 
 def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:

@@ -40,7 +40,6 @@ from honed.protocol.results import (
     ModelShown,
     OptimisationCheck,
     ServedRequests,
-    ShownKernel,
     VersionPinned,
 )
 from honed.protocol.service import Status
@@ -158,22 +157,18 @@ def _print_status(console: Console, status: Status, faults: Sequence[AttributedF
     ]
     rows += [("damaged", name) for name in status.damaged]
     rows += [("set aside", text) for text in set_aside(status.hints)]
-    rows += _faults(faults)
+    if faults:
+        ours = sum(fault.whose == SERVICE for fault in faults)
+        said = (
+            f"{len(faults)} in the kernel log since the machine started, {ours} of a worker of this service"
+        )
+        rows.append(("GPU faults", f"{said}; 'hone faults' says whose"))
     console.print(fields(rows))
     if len(status.devices) > 1:
         console.print()
         console.print(devices_table(status.devices))
     console.print()
     console.print(signals(status.idle))
-
-
-def _faults(found: Sequence[AttributedFault]) -> list[tuple[str, str]]:
-    """Return rows on the GPU faults in the kernel log, where this user may read it."""
-    if not found:
-        return []
-    ours = sum(fault.whose == SERVICE for fault in found)
-    said = f"{len(found)} in the kernel log since the machine started, {ours} of a worker of this service"
-    return [("GPU faults", f"{said}; 'hone faults' says whose")]
 
 
 def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
@@ -323,9 +318,15 @@ def _print_model(console: Console, model: ModelShown) -> None:
     if not model.kernels:
         return
     console.print()
-    console.print(
-        table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model.kernels))
-    )
+    kernels = [
+        (each.name, str(each.launches), _sizes(each.grid), _sizes(each.block), each.schedule)
+        for each in model.kernels
+    ]
+    console.print(table(("kernel", ">launches", ">groups", ">items", "schedule"), kernels))
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
 
 
 def _compiled(model: ModelShown) -> list[tuple[str, str]]:
@@ -345,7 +346,7 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
 
 def _app_text(use: AppUse) -> str:
     """Return a sentence on an app that runs the model by itself: its times, and its routed runs."""
-    shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in use.shapes.values())
+    shapes = ", ".join(_sizes(shape) or "scalar" for shape in use.shapes.values())
     own = milliseconds(use.own_us) if use.own_us else "?"
     form = f"compiled {milliseconds(use.compiled_us)}" if use.compiled_us else "no compiled form"
     routed = f"{use.routed:.0%} of its runs routed" + (f": {clean(use.why)}" if use.why else "")
@@ -393,11 +394,6 @@ def _prepared(model: ModelShown) -> list[tuple[str, str]]:
     kept = bytes_text(model.prepared_bytes)
     of = f"{launches} launches of {sum(kernel.prepared > 0 for kernel in model.kernels)} kernels"
     return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
-
-
-def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
-    grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
-    return (kernel.name, str(kernel.launches), grid, block, kernel.schedule)
 
 
 def _proof(model: ModelShown) -> list[tuple[str, str]]:

@@ -90,7 +90,12 @@ def _exported_by_service(where: RecordsLocation, arguments: argparse.Namespace) 
 def _import(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
-        done = _imported_by_service(where, arguments)
+        descriptor = open_model(arguments.file)
+        try:
+            with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
+                done = followed(child, "import")
+        finally:
+            os.close(descriptor)
     else:
         where.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare(where.path)
@@ -98,15 +103,6 @@ def _import(arguments: argparse.Namespace, output: Output) -> None:
         done = run(Import(records=where.path, file=arguments.file, device=device), "import")
     document = {"records": str(where.path), **asdict(done)}
     output.emit(document, lambda console: _print_imported(console, done))
-
-
-def _imported_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Imported:
-    descriptor = open_model(arguments.file)
-    try:
-        with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
-            return followed(child, "import")
-    finally:
-        os.close(descriptor)
 
 
 def _print_imported(console: Console, done: Imported) -> None:

@@ -327,12 +327,6 @@ def _numbers(release: re.Match[str]) -> tuple[int, int]:
     return int(release[1]), int(release[2])
 
 
-def _enabled_by_mesa(version: str) -> bool:
-    """Return whether this version of Mesa's Debian package offers Mali GPUs without RUSTICL_ENABLE."""
-    found = mesa_version(version)
-    return found is not None and found >= (26, 2)
-
-
 # PoCL and rusticl each load LLVM. On Debian 13 a process that loads both can crash.
 _CLASHING: frozenset[Stack] = frozenset({"pocl", "rusticl"})
 
@@ -432,7 +426,8 @@ def _cause(readings: Readings) -> tuple[str, str]:
     if problem:
         return problem
     if wanted == "rusticl" and readings.environment.get("RUSTICL_ENABLE") is None:
-        if _enabled_by_mesa(readings.mesa):
+        mesa = mesa_version(readings.mesa)
+        if mesa is not None and mesa >= (26, 2):
             return (
                 f"rusticl loads but finds no device, and Mesa {readings.mesa} needs no variable for that",
                 "see: dmesg | grep -i panthor",

@@ -116,15 +116,15 @@ _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
 
 def read_machine(root: Path, names: AccountNames) -> Hardware:
     """Read the hardware and the kernel of the system whose root folder is `root`."""
-    memory = _meminfo(_text(root / "proc/meminfo"))
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
     paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
     return Hardware(
         model=_text(root / "proc/device-tree/model").strip("\0 ") or _text(root / _DMI_NAME),
         kernel=_text(root / "proc/sys/kernel/osrelease"),
         cpus=sum(1 for p in _glob(root, "sys/devices/system/cpu/cpu[0-9]*") if p.name[3:].isdigit()),
-        memory_bytes=memory.get("MemTotal", 0),
-        available_bytes=memory.get("MemAvailable", 0),
+        memory_bytes=int(kib.get("MemTotal", 0)) * 1024,
+        available_bytes=int(kib.get("MemAvailable", 0)) * 1024,
         gpus=gpus,
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
         clocks=tuple(map(_clock, gpu_clocks(root))),
@@ -213,11 +213,6 @@ def _clock(folder: Path) -> Clock:
         maximum=system_number(folder / "max_freq") or 0,
         governor=_text(folder / "governor"),
     )
-
-
-def _meminfo(text: str) -> dict[str, int]:
-    """Return the entries of /proc/meminfo in bytes."""
-    return {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _glob(root: Path, pattern: str) -> list[Path]:
@@ -381,9 +376,10 @@ def gather(
             IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
             for (file, library), (how, place, why) in zip(files, loaded, strict=True)
         )
+    service = names.named("honed")
     return Readings(
         user=names.running(uid, frozenset(gids)),
-        service_user=_other(names.named("honed"), uid),
+        service_user=service if service is not None and service.uid != uid else None,
         groups=tuple(g for g in ("video", "render", "honed", "honed-admin") if names.has_group(g)),
         environment={name: environ[name] for name in VARIABLES if environ.get(name)},
         loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
@@ -458,7 +454,3 @@ def _version(name: str, first: Sequence[str] = ()) -> str | None:
     """Return the version of an installed distribution; `first` is searched before Python's own folders."""
     found = metadata.distributions(name=name, path=[*first, *sys.path])
     return next((distribution.version for distribution in found), None)
-
-
-def _other(account: Account | None, uid: int) -> Account | None:
-    return None if account is None or account.uid == uid else account
