@@ -106,10 +106,13 @@ def make(
     store: HubStore, key: SecretKey, boards: tuple[NamedKey, ...], revoked: tuple[str, ...], now: float
 ) -> Keyring:
     """Write a keyring, or replace the present one, signed by the key of the hub's owner."""
-    before = _keyring(store, key, now)
+    try:
+        before = indexes.read_keyring(signed(store, indexes.HUB, key.public), now).serial
+    except HonedError:
+        before = 0
     made = Keyring(
         honed_hub=indexes.FORMAT,
-        serial=_serial(before.serial if before else 0, now),
+        serial=_serial(before, now),
         created_s=now,
         expires_s=now + 12 * LASTS,
         boards=boards,
@@ -172,13 +175,6 @@ def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | N
         return indexes.read_index(data, now), data
     except HonedError:
         return None, b""
-
-
-def _keyring(store: HubStore, key: SecretKey, now: float) -> Keyring | None:
-    try:
-        return indexes.read_keyring(signed(store, indexes.HUB, key.public), now)
-    except HonedError:
-        return None
 
 
 class _RecordsFile(NamedTuple):

@@ -116,7 +116,8 @@ class OfflineCompiler:
             raise
         finally:
             self._free.put(server)
-        dump = Dump(*(_read(path.with_name(path.name + end)) for end in (".dump", ".stats")))
+        written = (path.with_name(path.name + end) for end in (".dump", ".stats"))
+        dump = Dump(*(each.read_text(errors="replace") if each.exists() else "" for each in written))
         for end in ("", ".dump", ".stats"):
             path.with_name(path.name + end).unlink(missing_ok=True)
         if status != "built":
@@ -129,8 +130,9 @@ class _Server:
     """A process of `benchmarks/valhall/server.c`."""
 
     def __init__(self, root: Path) -> None:
+        emulator = [_EMULATOR] if (root / _EMULATOR.lstrip("/")).exists() else []
         self._process = subprocess.Popen(
-            _command(root),
+            ["chroot", str(root), *emulator, _SERVER],
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -182,14 +184,5 @@ class _Server:
         return line.decode(errors="replace").strip()
 
 
-def _command(root: Path) -> list[str]:
-    emulator = [_EMULATOR] if (root / _EMULATOR.lstrip("/")).exists() else []
-    return ["chroot", str(root), *emulator, _SERVER]
-
-
 def _gone() -> DeviceError:
     return DeviceError("the offline compiler ended or hangs; make it again with benchmarks/valhall/build")
-
-
-def _read(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""

@@ -89,9 +89,7 @@ class _Encoders:
         return _written("value", [*lines, "return made"], names)
 
 
-@functools.cache
-def _encoders(omit_none: bool, omit_defaults: bool) -> _Encoders:
-    return _Encoders(omit_none, omit_defaults)
+_encoders = functools.cache(_Encoders)
 
 
 def _written(parameter: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[[Any], Any]:

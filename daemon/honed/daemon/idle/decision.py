@@ -95,7 +95,7 @@ def _window(settings: IdleSettings, minute: int) -> SignalReading:
     if allowed is None:
         anytime = Sample(signal="window", value=None, unit="", text="tuning at any time of day")
         return _reading(anytime, "absent")
-    text = f"it is {clock_text(minute)}; tuning at {settings.window}"
+    text = f"it is {minute // 60:02d}:{minute % 60:02d}; tuning at {settings.window}"
     sample = Sample(signal="window", value=float(minute), unit="min", text=text)
     return _reading(sample, "quiet" if allowed.holds(minute) else "busy")
 
@@ -229,11 +229,6 @@ def parse(text: str) -> TimeOfDayWindow | None:
     if start == end:
         raise InvalidArgument('give two times that differ as "22:00-06:30", or "" for any time')
     return TimeOfDayWindow(start, end)
-
-
-def clock_text(minute: int) -> str:
-    """Return a minute of the day as text, `06:30`."""
-    return f"{minute // 60:02d}:{minute % 60:02d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,7 +320,28 @@ class Worker(Host):
         return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
-        return _profiled(self.loaded(call.key), call.name, timeline=call.timeline)
+        """Return the result of ModelProfile for one run.
+
+        Raises InvalidArgument if a requested timeline would be too long.
+        """
+        executor = self.loaded(call.key)
+        if call.timeline:
+            check_timeline(f"takes {len(executor.model.steps)} steps", len(executor.model.steps))
+        probes = executor.model.probes
+        found = executor.profile(executor.file.inputs(probes[0]) if probes else zeros(executor))
+        device = executor.device.profile
+        return strict.copy_fields(
+            ModelProfile,
+            found,
+            "engine",
+            "engine_name",
+            name=call.name,
+            runs=1,
+            device=device.identity,
+            peaks=device.peaks,
+            rows=found.kernels,
+            timeline=tuple(astuple(span) for span in found.spans) if call.timeline else None,
+        )
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = Host.METHODS | by_name(
@@ -349,30 +370,6 @@ def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
         if d.output not in worst or d.error > worst[d.output].error:
             worst[d.output] = d
     return tuple(ComparedOutput(name=d.output, tolerance=d.tolerance, error=d.error) for d in worst.values())
-
-
-def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
-    """Return the result of ModelProfile for one run of the model called `name`.
-
-    Raises InvalidArgument if a requested timeline would be too long.
-    """
-    if timeline:
-        check_timeline(f"takes {len(executor.model.steps)} steps", len(executor.model.steps))
-    probes = executor.model.probes
-    found = executor.profile(executor.file.inputs(probes[0]) if probes else zeros(executor))
-    device = executor.device.profile
-    return strict.copy_fields(
-        ModelProfile,
-        found,
-        "engine",
-        "engine_name",
-        name=name,
-        runs=1,
-        device=device.identity,
-        peaks=device.peaks,
-        rows=found.kernels,
-        timeline=tuple(astuple(span) for span in found.spans) if timeline else None,
-    )
 
 
 def main(arguments: list[str]) -> None:

@@ -77,10 +77,6 @@ class AccountNames:
                 return self._account(name, uid, frozenset(gids))
         return None
 
-    def has_group(self, name: str) -> bool:
-        """Return whether the system has a group of that name."""
-        return any(group == name for group, _ in self.groups.values())
-
     def _account(self, name: str, uid: int, gids: frozenset[int]) -> Account:
         groups = {self.group(gid) for gid in gids}
         return Account(name=name, uid=uid, gids=tuple(sorted(gids)), groups=tuple(sorted(groups)))
@@ -376,11 +372,11 @@ def gather(
             IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
             for (file, library), (how, place, why) in zip(files, loaded, strict=True)
         )
-    service = names.named("honed")
+    service, groups = names.named("honed"), {group for group, _ in names.groups.values()}
     return Readings(
         user=names.running(uid, frozenset(gids)),
         service_user=service if service is not None and service.uid != uid else None,
-        groups=tuple(g for g in ("video", "render", "honed", "honed-admin") if names.has_group(g)),
+        groups=tuple(g for g in ("video", "render", "honed", "honed-admin") if g in groups),
         environment={name: environ[name] for name in VARIABLES if environ.get(name)},
         loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
         icds=icds,

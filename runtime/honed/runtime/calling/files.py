@@ -77,8 +77,9 @@ def upload(
     def load() -> RpcRequest:
         for name, descriptor in opened.items():
             if name not in digests:
-                if unchanged_since is not None and name not in out_of_memory:
-                    _check_unchanged(name, descriptor, unchanged_since)
+                since = None if name in out_of_memory else unchanged_since
+                if since is not None and os.fstat(descriptor).st_ctime_ns > since:
+                    raise InvalidArgument(f"{name} has changed since the app opened it; open it again")
                 digests[name] = _digest(name, descriptor)
         sha256 = tuple(digests[name] for name in opened)
         params = UploadParams(files=tuple(opened), sha256=sha256, parameters=options)
@@ -195,11 +196,6 @@ def _open(given: Given) -> int:
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(given)
     return descriptor
-
-
-def _check_unchanged(name: str, descriptor: int, since: int) -> None:
-    if os.fstat(descriptor).st_ctime_ns > since:
-        raise InvalidArgument(f"{name} has changed since the app opened it; open it again")
 
 
 def _digest(name: str, descriptor: int) -> str:

@@ -108,7 +108,7 @@ class CpuPartitionProcess:
                 inputs=given,
                 wanted=tuple(wanted),
                 stops=tuple(stops),
-                raw=() if places else tuple(map(_bytes, arrays)),
+                raw=() if places else tuple(array.reshape(-1).view(np.uint8).data for array in arrays),
                 places=places,
                 room=room,
             )
@@ -122,7 +122,7 @@ class CpuPartitionProcess:
             self._most_made = max(self._most_made, sum(map(len, data)))
             found = zip(ran.outputs, data, strict=True)
             # Copied, as the next run writes to the same memory.
-            made = {t.name: np.array(_checked(_named(declared, t), t, held)) for t, held in found}
+            made = {t.name: np.array(_checked(declared.get(t.name), t, held)) for t, held in found}
         return ran, made
 
     def unload(self, numbers: Sequence[int]) -> None:
@@ -269,10 +269,6 @@ class LoadedPartitions:
         self.close()
 
 
-def _bytes(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
 def _nbytes(tensor: PartitionTensor) -> int:
     return math.prod(tensor.shape) * dtype(tensor.dtype).itemsize
 
@@ -285,15 +281,13 @@ def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
         raise DeviceError("the CPU engine's process for parts of the model says what it should not")
 
 
-def _named(declared: Mapping[str, PartitionTensor], given: PartitionTensor) -> PartitionTensor:
-    """Return the header's description of an output; raise DeviceError if it declares none of that name."""
-    if given.name not in declared:
+def _checked(wanted: PartitionTensor | None, given: PartitionTensor, data: Data) -> Array:
+    """Return an output as an array; `wanted` describes it in the header, None if it is not there.
+
+    Raises DeviceError if it is not there, and InvalidArgument if it has another type or shape.
+    """
+    if wanted is None:
         raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
-    return declared[given.name]
-
-
-def _checked(wanted: PartitionTensor, given: PartitionTensor, data: Data) -> Array:
-    """Return an output as an array; raise InvalidArgument if its type or shape is not the header's."""
     fits = len(wanted.shape) == len(given.shape) and all(
         size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
     )
