@@ -220,8 +220,9 @@ class Session:
         except Exception as error:
             if out_of_memory(error):
                 raise MemoryError(f"ONNX Runtime says {said(error)}") from error
-            if MISLED in str(error) and self._by_names:
-                self._forget_names()
+            if MISLED in str(error) and self._by_names:  # Some files give one name to different sizes
+                self._by_names = False
+                self._session = _loaded(self._reread(), self._options())
                 return self._ran(run)
             if (found := self._ran_plainly(run, said(error))) is not None:
                 return found
@@ -253,11 +254,6 @@ class Session:
 
     def _options(self) -> onnxruntime.SessionOptions:
         return _options(self._threads, self._level)
-
-    def _forget_names(self) -> None:
-        """Reload the model without names of dimensions: some files give one name to different sizes."""
-        self._by_names = False
-        self._session = _loaded(self._reread(), self._options())
 
     def try_out(self) -> None:
         """Run once on zeros, and ignore errors: a model that crashes the process should do so here."""

@@ -128,18 +128,18 @@ class Change:
         another change has made this one obsolete. An error leaves the models unchanged. A cancelled caller
         still waits for the end. Variants of another source and unused files are removed.
         """
-        await self.changes.in_turn(self._commit(entering, files))
+        changes = self.changes
 
-    async def _commit(
-        self, entering: Callable[[], Entered], files: Sequence[tuple[StoredFile, Path]]
-    ) -> None:
-        event, changes = entering(), self.changes
-        manifest = event.manifest
-        await changes.commits.commit(manifest, files)
-        changes.pool.handle(event)
-        variants = changes.registry.variants(manifest.name)
-        await changes.drop([each.name for each in variants if not same_source(each.manifest, manifest)])
-        await changes.commits.sweep()
+        async def commit() -> None:
+            event = entering()
+            manifest = event.manifest
+            await changes.commits.commit(manifest, files)
+            changes.pool.handle(event)
+            variants = changes.registry.variants(manifest.name)
+            await changes.drop([each.name for each in variants if not same_source(each.manifest, manifest)])
+            await changes.commits.sweep()
+
+        await changes.in_turn(commit())
 
 
 class Changes:

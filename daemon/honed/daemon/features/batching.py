@@ -325,7 +325,7 @@ class Batcher(Feature):
             result, ran = await self._pool.requests.infer(client, runner, plan, call.data, call.id, left)
         except HonedError as error:
             return error
-        self._spent(runner, ran.infer_ns / 1e9, fits=not plan.needs_cpu_engine)
+        self._ledger.count_run(runner, ran.infer_ns, fits=not plan.needs_cpu_engine)
         return result
 
     async def _as_one(self, members: Sequence[_BatchRequest]) -> list[Map]:
@@ -351,18 +351,13 @@ class Batcher(Feature):
             empty=plans[0].empty or None,
         )
         runner.statistics.ran_joined(len(plans))
-        self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
+        self._ledger.count_run(runner, batch.members[0].infer_ns, fits=fits)
         return [
             member.plan.answer(
                 ran, member.call.id, self._pool.requests.noted(runner, work, ran, member.member.arrived)
             )
             for member, ran in zip(members, batch.members, strict=True)
         ]
-
-    def _spent(self, runner: ServedModel, seconds: float, *, fits: bool) -> None:
-        """Count the time of a run for the tuner, if the compiled file ran it or there is none."""
-        if not runner.failover_reason and (fits or runner.compiled is None):
-            self._ledger.ran(runner.name, seconds)
 
 
 def joinable(shapes: Shapes, settings: ModelSettings) -> bool:

@@ -235,8 +235,8 @@ class Decoders(Feature):
                 held=True,
             )
             took.append((work, ran, plan))
-            if not runner.failover_reason and (not file or runner.compiled is None):
-                self.usage_log.ran(runner.name, ran.result.infer_ns / 1e9 / max(1, len(ran.tokens)))
+            infer_ns = ran.result.infer_ns / max(1, len(ran.tokens))
+            self.usage_log.count_run(runner, infer_ns, fits=not file)
             return ran
 
         tokens, found = list[int](), list[tuple[TokenChunk, StepResult]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisatio
         case "power":
             return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
         case name if name.startswith("temperature"):
-            return _cool(sample, settings, context.was_idle)
+            trip = sample.limit if sample.limit is not None else math.inf
+            bound = min(settings.max_temperature_c, trip - TRIP_MARGIN)
+            return _at_most(sample, bound if context.was_idle else bound - COOL_MARGIN)
         case _:  # A count that must be 0
             return _reading(sample, "busy" if sample.value > 0 else "quiet")
 
@@ -76,18 +79,6 @@ def _at_most(sample: Sample, bound: float, own: float = 0.0) -> SignalReading:
     if sample.value - own > bound:
         return _reading(sample, "busy", *notes, f"busy above {bound:g}")
     return _reading(sample, "quiet", *notes)
-
-
-def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> SignalReading:
-    assert sample.value is not None
-    bound = settings.max_temperature_c
-    if sample.limit is not None:
-        bound = min(bound, sample.limit - TRIP_MARGIN)
-    if not was_idle:
-        bound -= COOL_MARGIN
-    if sample.value > bound:
-        return _reading(sample, "busy", f"busy above {bound:g}")
-    return _reading(sample, "quiet")
 
 
 def _window(settings: IdleSettings, minute: int) -> SignalReading:

@@ -270,14 +270,10 @@ class Leasing:
                         action.bound,
                         action.number,
                     )
-        self._watch()
-
-    def _watch(self) -> None:
-        """Set the timer for when the holder becomes overdue."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        due = self._lease.due()
+        due = self._lease.due()  # When the holder becomes overdue
         if due is not None:
             delay = max(0.0, due - time.monotonic()) + 0.001
             self._deadline = asyncio.get_running_loop().call_later(delay, self._due)

@@ -28,7 +28,6 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
-from honed.daemon.worker.calls import InferenceResult
 from honed.protocol.errors import HonedError, NotPrepared
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams, PrepareParams, RunParams
@@ -188,14 +187,9 @@ class InferencePipeline:
                 self.leasing.request_finished(call.entry.name)
         for answered in call.answered:
             answered(runner, plan, ran.observed)
-        self._ran(runner, plan, ran)
+        if self.registry.find(runner.name) is not None:  # It was not removed during the run
+            self.usage_log.count_run(runner, ran.infer_ns, fits=not plan.needs_cpu_engine)
         return result
-
-    def _ran(self, runner: ServedModel, plan: InferencePlan, ran: InferenceResult) -> None:
-        """Count the time of an answered request for the tuner."""
-        unfit = plan.needs_cpu_engine and runner.compiled is not None  # The compiled file did not run it
-        if self.registry.find(runner.name) is not None and not runner.failover_reason and not unfit:
-            self.usage_log.ran(runner.name, ran.infer_ns / 1e9)
 
     def plan(self, call: FeatureRequest, runner: ServedModel) -> InferencePlan:
         """Check a request against the model that runs it; raise InvalidArgument, NotFound, or Unavailable.

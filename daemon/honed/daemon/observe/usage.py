@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from honed.daemon.core.model import ServedModel
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
 from honed.protocol import strict
@@ -237,6 +238,14 @@ class UsageLog:
     def ran(self, model: str, seconds: float) -> None:
         """Record that a request occupied the device for `seconds`."""
         self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
+
+    def count_run(self, runner: ServedModel, infer_ns: float, *, fits: bool) -> None:
+        """Record a run of a request, unless another engine stood in for the one that is tuned.
+
+        `fits`: a compiled file accepts the inputs; without one, the CPU engine's runs count.
+        """
+        if not runner.failover_reason and (fits or runner.compiled is None):
+            self.ran(runner.name, infer_ns / 1e9)
 
     def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
         """Record each task's share in the time of a version, from a profile."""
