@@ -18,7 +18,7 @@ from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.worker.calls import RunStep, SetSequence, StateTensorSpec
 from honed.daemon.worker.host import Stepped
 from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
-from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
+from honed.protocol.errors import Internal, SequenceLost
 from honed.runtime.dtypes import dtype
 
 from .session import BoundSession, Session, given_value, taken_value
@@ -100,11 +100,7 @@ class CpuSequences:
         if alike.replaced or not nbytes:
             nbytes = sum(value.tensor_size_in_bytes() for value in state.values())
             nbytes += sum(array.nbytes for array in constants.values())
-        if nbytes > call.max_state_bytes:
-            raise ResourceExhausted(
-                f"the sequence's state would have {nbytes} bytes, and its user may have "
-                f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
-            )
+        call.check_state(nbytes)
         with self._changing:
             self._held[call.sequence] = _Held(rows, held.tensors, state, constants, bound, alike, nbytes)
         values = {name: taken_value(found[name]) for name in alike.wanted}

@@ -27,14 +27,12 @@ from honed.daemon.worker.calls import (
     CheckedProbe,
     CheckProbe,
     ComparisonRun,
-    DropSequences,
     FindDevice,
     FoundDevice,
     OpenDevice,
     ProfileModel,
     RunOnProbe,
     RunStep,
-    SetSequence,
     UnloadModel,
     WarmUp,
     WorkerCall,
@@ -97,6 +95,8 @@ class CpuEngine(Host):
     If memory runs out in a call, all other models are evicted and the call is repeated; the service loads
     them again when they are requested.
     """
+
+    _sequences: CpuSequences
 
     def __init__(self, connected: socket.socket, threads: ThreadPlacement, bound: str) -> None:
         super().__init__(connected, bound)
@@ -179,19 +179,6 @@ class CpuEngine(Host):
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence whose state ONNX Runtime holds."""
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
-
-    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first `rows` rows of a sequence's state by input."""
-        return self._sequences.state(sequence, rows)
-
-    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Set a sequence's state to rows computed elsewhere."""
-        self._sequences.set(call, values)
-
-    def drop_sequences(self, call: DropSequences) -> Empty:
-        """Drop the state of sequences."""
-        self._sequences.drop(call.sequences)
-        return Empty()
 
     def _unload(self, call: UnloadModel) -> Empty:
         self._models.pop(call.key, None)

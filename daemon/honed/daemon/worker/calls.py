@@ -12,6 +12,7 @@ from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
 from honed.protocol import strict
+from honed.protocol.errors import ResourceExhausted
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.engines import LOWEST
@@ -327,6 +328,14 @@ class RunStep(WorkerCall[StepResult]):
     max_state_bytes: int
     last_token: tuple[str, ...]
     greedy: GreedyChoice | None = None
+
+    def check_state(self, nbytes: int) -> None:
+        """Raise ResourceExhausted if `nbytes` of state are more than the sequence may have."""
+        if nbytes > self.max_state_bytes:
+            raise ResourceExhausted(
+                f"the sequence's state would have {nbytes} bytes, and its user may have "
+                f"{self.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

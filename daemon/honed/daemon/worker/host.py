@@ -171,10 +171,24 @@ class Runs(Protocol):
         """Return the outputs by name; raise a HonedError if the run fails."""
 
 
+class SequenceStates(Protocol):
+    """The states of sequences by number."""
+
+    def state(self, number: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence's state by input; raise SequenceLost if they are not here."""
+
+    def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Set a sequence's state to these rows, by input."""
+
+    def drop(self, sequences: Sequence[int]) -> None:
+        """Drop the state of those sequences that are here."""
+
+
 class Host(RpcServer, ABC):
     """A server of the service's calls: `LOADING` ones run in the loader thread, `METHODS` in their turn."""
 
     LOADING: ClassVar[Mapping[str, Method]]
+    _sequences: SequenceStates
 
     def __init__(self, connected: socket.socket, bound: str = "") -> None:
         """Initialise; `bound` is the limit of memory and its setting, as `WorkerProgram.bound`."""
@@ -296,20 +310,13 @@ class Host(RpcServer, ABC):
         the errors of runs.
         """
 
-    @abstractmethod
-    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of a sequence's state by input; raise SequenceLost if they are not here."""
-
-    @abstractmethod
-    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Set a sequence's state to these rows, by input."""
-
-    @abstractmethod
-    def drop_sequences(self, call: DropSequences) -> Empty:
-        """Drop the state of those sequences that are here."""
+    def _drop_sequences(self, call: DropSequences) -> Empty:
+        self._sequences.drop(call.sequences)
+        return Empty()
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
-        found = {name: np.ascontiguousarray(a) for name, a in self.rows_of(call.sequence, call.rows).items()}
+        state = self._sequences.state(call.sequence, call.rows)
+        found = {name: np.ascontiguousarray(value) for name, value in state.items()}
         return SequenceState(
             tensors=tuple(
                 InputSpec(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
@@ -328,7 +335,7 @@ class Host(RpcServer, ABC):
                 values[tensor.input] = np.frombuffer(call.raw[at], dtype(tensor.dtype).numpy).reshape(shape)
             else:
                 values[tensor.input] = _rows_made_up(tensor, shape, rng)
-        self.set_sequence(call, values)
+        self._sequences.set(call, values)
         return Empty()
 
     def _step(self, call: RunStep) -> StepResult:
@@ -506,7 +513,7 @@ class Host(RpcServer, ABC):
             RunStep: _step,
             ReadSequence: _read_sequence,
             SetSequence: _set_sequence,
-            DropSequences: lambda host, call: host.drop_sequences(call),
+            DropSequences: _drop_sequences,
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,
             WarmUp: _warm_up,

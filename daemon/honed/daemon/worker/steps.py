@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.protocol.errors import InvalidArgument, SequenceLost
 from honed.runtime.execution.growth import Growth
 
-from .calls import RunStep, StateTensorSpec
+from .calls import RunStep, SetSequence, StateTensorSpec
 from .host import Stepped
 
 Array = NDArray[Any]
@@ -65,11 +65,7 @@ class DeviceSequences:
         """
         sequence = self._begun(call)
         nbytes = (call.rows + call.count) * form.row_bytes(sequence.growing)
-        if nbytes > call.max_state_bytes:
-            raise ResourceExhausted(
-                f"the sequence's state would have {nbytes} bytes, and its user may have "
-                f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
-            )
+        call.check_state(nbytes)
         sequence.rows = call.rows  # Drops rows of a request that failed after its run
         self._enter(sequence, form)
         computed = form.step(inputs, sequence.growing, call.rows, call.count)
@@ -83,10 +79,11 @@ class DeviceSequences:
             raise SequenceLost("the process that held its state has ended")
         return _rows(sequence, rows)
 
-    def set(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
-        """Set a sequence's state to `rows` rows, by input; this replaces its state here."""
-        self.drop((number,))
-        self._all[number] = _Sequence(growing=growing, rows=rows, saved=values)
+    def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Set a sequence's state to rows by input, which a compiled shape takes with its next step."""
+        growing = growth(call.tensors)
+        self.drop((call.sequence,))
+        self._all[call.sequence] = _Sequence(growing=growing, rows=call.rows, saved=values)
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Drop those sequences that are here."""

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -37,18 +37,16 @@ from .calls import (
     CheckedProbe,
     CheckProbe,
     ComparisonRun,
-    DropSequences,
     FindDevice,
     FoundDevice,
     OpenDevice,
     ProfileModel,
     RunComparison,
     RunStep,
-    SetSequence,
     UnloadModel,
 )
 from .host import Array, Host, Stepped, check_timeline, connect
-from .steps import DeviceSequences, growth
+from .steps import DeviceSequences
 from .turns import CallUnderWay
 
 # ---- Comparison of two versions of a model, which run in turns on equal inputs ----
@@ -153,6 +151,8 @@ _log = logging.getLogger(__name__)
 
 class Worker(Host):
     """The host of a device, with the loaded models by key."""
+
+    _sequences: DeviceSequences
 
     def __init__(
         self,
@@ -305,19 +305,6 @@ class Worker(Host):
         if form.model.split is not None:
             raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
         return self._sequences.step(form, call, inputs)
-
-    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first `rows` rows of a sequence's state by input."""
-        return self._sequences.state(sequence, rows)
-
-    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Store a sequence's rows until a compiled shape runs a step on them."""
-        self._sequences.set(call.sequence, growth(call.tensors), call.rows, values)
-
-    def drop_sequences(self, call: DropSequences) -> Empty:
-        """Drop the state of sequences."""
-        self._sequences.drop(call.sequences)
-        return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
         """Return the result of ModelProfile for one run.
