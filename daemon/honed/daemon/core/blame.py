@@ -28,7 +28,7 @@ from .model import (
     is_cpu,
 )
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
-from .state import Core, removed
+from .state import Core, removed, unusable
 
 _MOST_SPARED = 2  # Crashes blamed on other runs before a long-running request is suspected, too
 _MOST_EMPTY = 64  # Combinations of empty axes recorded for a model
@@ -104,8 +104,8 @@ def wait_again(core: Core, ticket: Ticket) -> None:
     if deployment is None:
         deployment = core.deploy(model, engine.name)
     if deployment.state is State.UNAVAILABLE or engine.phase is Phase.FAILED:
-        sentence = deployment.reason or f"the worker does not start ({engine.reason})"
-        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {sentence}")))
+        sentence = deployment.reason or engine.not_starting
+        core.act(Refuse(ticket.number, unusable(model.name, sentence)))
         return
     engine.queue.retry(ticket)
     deployment.resting, deployment.used = False, core.now
@@ -226,7 +226,7 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
     for ticket in waiting:
         ticket.isolated &= other.isolating
         if other.phase is Phase.FAILED:
-            core.act(Refuse(ticket.number, Unavailable(f"the worker does not start ({other.reason})")))
+            core.act(Refuse(ticket.number, Unavailable(other.not_starting)))
         else:
             other.queue.retry(ticket)
     core.unload_unused(left.name, model.key_on(left.name))

@@ -138,7 +138,7 @@ def fail_over(core: Core, engine: Engine) -> None:
             moved.setdefault(other.name, []).append(model)
     for name, models in moved.items():
         _move(core, models, engine, core.engines[name])
-    core.refuse(engine.queue.drop_all(), Unavailable(f"the worker does not start ({engine.reason})"))
+    core.refuse(engine.queue.drop_all(), Unavailable(engine.not_starting))
 
 
 def _forget_loaded(core: Core, engine: Engine) -> None:

@@ -385,6 +385,11 @@ class Engine:
         """The device's name for messages: the full name once a worker reported it."""
         return self.spec or self.name or "the best device"
 
+    @property
+    def not_starting(self) -> str:
+        """The sentence about an engine that has failed."""
+        return f"the worker does not start ({self.reason})"
+
     def worker_ends(self) -> None:
         """Stop sending calls to a worker that is about to end; its end is reported later."""
         if self.phase is Phase.READY:

@@ -24,7 +24,7 @@ from .messages import (
 )
 from .model import Engine, Phase, RunningRequest, State, is_cpu
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
-from .state import Core
+from .state import Core, unusable
 
 
 def request_arrived(core: Core, event: RequestArrived) -> None:
@@ -40,9 +40,9 @@ def request_arrived(core: Core, event: RequestArrived) -> None:
     if deployment is not None and deployment.due(core.now):
         blame.revive(core, deployment)
     if deployment is not None and deployment.state is State.UNAVAILABLE:
-        raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
+        raise unusable(model.name, deployment.reason)
     if engine.phase is Phase.FAILED:
-        raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
+        raise Unavailable(f"{engine.not_starting}; 'hone doctor' may know why")
     blame.check(model, engine, ticket)
     victim = engine.queue.submit(ticket)
     if victim is not None:

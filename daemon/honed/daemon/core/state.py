@@ -279,6 +279,11 @@ def replaced_error(name: str) -> ModelReplaced:
     return ModelReplaced(f"model {name!r} was replaced while the request waited; send it again")
 
 
+def unusable(model: str, reason: str) -> Unavailable:
+    """Return the error for requests for a model that no engine can run."""
+    return Unavailable(f"model {model!r} cannot be used: {reason}")
+
+
 def removed(name: str) -> NotFound:
     """Return the error for requests whose model was removed while they waited."""
     return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")
@@ -393,7 +398,7 @@ class Registry:
             why = model.manifest.decision.reason or "it is being compiled"
             raise Unavailable(f"model {name!r} has no compiled form: {why}")
         if model.compiled is None:
-            raise Unavailable(f"model {name!r} cannot be used: {model.reason}")
+            raise unusable(name, model.reason)
         return model, model.compiled
 
     def interfaces(self, model: ServedModel) -> tuple[Interface | None, Interface | None]:

@@ -30,7 +30,7 @@ from .messages import (
 )
 from .model import Canary, Deployment, Engine, Phase, ServedModel, State, is_cpu, kind_of
 from .scheduling import admit, load_next, load_now, run_next, stop_if_unneeded, wake_for
-from .state import Core
+from .state import Core, unusable
 
 _STRIKES = 2
 
@@ -168,7 +168,7 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, f
         if for_now:
             reason = _refused_for_a_while(core, model, deployment, reason)
         deployment.state, deployment.reason = State.UNAVAILABLE, reason
-        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+        core.refuse_open(model, unusable(model.name, reason))
 
 
 def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
@@ -209,7 +209,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
 def fail(core: Core, model: ServedModel, reason: str) -> None:
     """Mark a model as unavailable, and refuse its waiting requests."""
     model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
-    core.refuse_waiting(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+    core.refuse_waiting(model, unusable(model.name, reason))
 
 
 def end_trial(core: Core, model: ServedModel) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from honed.daemon.core.model import ServedModel, is_cpu, kind_of
-from honed.daemon.core.state import Registry
+from honed.daemon.core.state import Registry, unusable
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import describe
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name
 from honed.protocol import strict
-from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
 from honed.protocol.params import ENGINE_NAMES
 from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement, ModelShown, ModelSource
@@ -62,7 +61,7 @@ def show(entry: ServedModel, pool: EngineManager, more: Mapping[str, Any]) -> Mo
             **values,
         )
     if model is None or manifest.compiled is None:
-        raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        raise unusable(entry.name, entry.reason)
     return strict.copy_fields(
         ModelShown,
         model,

@@ -97,8 +97,7 @@ class EngineServer:
             async with asyncio.timeout(seconds):
                 await self.wait_ready_or_failed()
         if not self.ready:
-            reason = self.engine.reason
-            raise Unavailable(f"the worker does not start ({reason}); 'hone doctor' may know why")
+            raise Unavailable(f"{self.engine.not_starting}; 'hone doctor' may know why")
 
     async def load(
         self,
