@@ -358,14 +358,8 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
     interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
     written = next((prop.value for prop in model.metadata_props if prop.key == state_pairs.METADATA), "")
-    try:
-        named = state_pairs.from_text(written)
-        state_pairs.checked(interface, named)
-    except InvalidArgument as error:
-        raise ModelRefused(f"the file's metadata {state_pairs.METADATA} is wrong: {error}") from error
-    return dataclasses.replace(
-        interface, state=tuple(named.items()), in_place=tuple(sorted(_in_place(model)))
-    )
+    interface = state_pairs.add_declared_state(interface, written)
+    return dataclasses.replace(interface, in_place=tuple(sorted(_in_place(model))))
 
 
 def _tensors(

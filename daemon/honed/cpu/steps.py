@@ -15,7 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.daemon.worker.calls import RunStep, SetSequence, StateTensorSpec
+from honed.daemon.worker.calls import RunStep, SetSequence, StateTensorSpec, state_lost
 from honed.daemon.worker.host import Stepped
 from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
 from honed.protocol.errors import Internal, SequenceLost
@@ -111,7 +111,7 @@ class CpuSequences:
         """Return the first rows of a sequence's growing state by input; raise SequenceLost without them."""
         held = self._held.get(number)
         if held is None or held.rows < rows:
-            raise SequenceLost("the process that held its state has ended")
+            raise state_lost()
         growing = [tensor for tensor in held.tensors if tensor.axis >= 0]
         return {tensor.input: _start(tensor, held.state[tensor.input], rows) for tensor in growing}
 
@@ -138,7 +138,7 @@ def _prepared(
     tensors = call.tensors or held.tensors
     missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
     if call.rows and missing:
-        raise SequenceLost("the process that held its state has ended")
+        raise state_lost()
     if held.rows != call.rows and held.state and any(t.axis < 0 and not t.set_once for t in tensors):
         raise SequenceLost("a request of it failed after it had run")
     given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}

@@ -83,7 +83,7 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
     Raises NotFound without the compiler.
     """
     if not places.compiler():
-        raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+        raise NotFound(places.NO_COMPILER)
     bounds = ResourceLimits(memory_mib=limits.compile_memory_mib)
     with children.started(job.program(), bounds, seconds=seconds) as running:
         yield CompilerChild(job, running)

@@ -11,7 +11,14 @@ from honed.protocol.service import Figures, ModelFigures
 from honed.tool.commands.history import version_state
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.output import bytes_text, shape_text
-from honed.tool.view.tables import VARIANT_HEADINGS, engine_text, in_parts, placement_text, variant_rows
+from honed.tool.view.tables import (
+    NO_MODELS,
+    VARIANT_HEADINGS,
+    engine_text,
+    in_parts,
+    placement_text,
+    variant_rows,
+)
 
 from .charts import drawn, served, tuned
 from .contents import ReportedModel, gain, served_median
@@ -37,7 +44,7 @@ _LATENCIES = (">p50", ">p95", ">p99")
 def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element:
     """Return a table of all models; latencies are the last minute's, or of all time if it had no request."""
     if not models:
-        return element("p", "There are no models yet; add one with 'hone add FILE'.", class_="empty")
+        return element("p", NO_MODELS, class_="empty")
     return table(
         "Models, their engines and latencies in milliseconds",
         ("model", "state", "engine", *_LATENCIES, ">tuning won", ">requests", ">failed", ">version"),

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from honed.protocol.aiolink import AsyncLink
-from honed.protocol.errors import DeadlineExceeded, Unavailable
+from honed.protocol.errors import Unavailable
 
 from .calling import transport
 from .calling.calls import AsyncRequestSequence, register, unregister
@@ -88,7 +88,7 @@ class AsyncClient(Operations, performing=_performing):
             async with asyncio.timeout(ask.limit(self.timeout)):
                 return await _perform(link, ask)
         except TimeoutError as error:
-            raise DeadlineExceeded("the service did not answer in time; give a longer timeout") from error
+            raise transport.no_answer() from error
 
     async def _connected(self) -> AsyncLink:
         """Return a usable connection that knows this client's regions; connect again if need be."""

@@ -346,5 +346,5 @@ def _left(deadline: float | None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise DeadlineExceeded("the service did not answer in time; give a longer timeout")
+        raise transport.no_answer()
     return left

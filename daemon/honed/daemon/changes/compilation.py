@@ -59,7 +59,7 @@ async def do(
     compiler, and TimeoutError after `seconds`.
     """
     if not places.compiler():
-        raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+        raise Unavailable(places.NO_COMPILER)
     listener = Listener(job)
 
     def hear(line: bytes) -> None:

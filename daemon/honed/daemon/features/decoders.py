@@ -47,6 +47,7 @@ from honed.daemon.worker.calls import (
     SequenceState,
     SetSequence,
     StepResult,
+    state_lost,
 )
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.supervisor import WorkerDied
@@ -187,7 +188,7 @@ class Decoders(Feature):
                 result = await self._step(sequence, call, decoder, deadline)
         except SequenceLost as lost:
             sequences.drop(key, str(lost))
-            raise SequenceLost(f"{key.shown} is not known: {lost}; begin it with sequence_start") from None
+            raise key.lost(str(lost)) from None
         except BaseException:
             sequences.failed(sequence, first=first)
             raise
@@ -360,7 +361,7 @@ class Decoders(Feature):
         try:
             return await server.supervisor.call(read, seconds=self.limits.run_seconds)
         except WorkerDied:
-            raise SequenceLost("the process that held its state has ended") from None
+            raise state_lost() from None
 
     # Background work
 

@@ -80,6 +80,10 @@ class SequenceKey(NamedTuple):
         name = self.name if isinstance(self.name, int) else repr(self.name[:_SHOWN])
         return f"sequence {name} of model {self.model!r}"
 
+    def lost(self, why: str) -> SequenceLost:
+        """Return the error for a request of the sequence, which is gone."""
+        return SequenceLost(f"{self.shown} is not known: {why}; begin it with sequence_start")
+
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
@@ -166,7 +170,7 @@ class Sequences:
             sequence = None
         if sequence is None:
             why = self._gone.get(key, "it was never begun, has ended, or the service was started anew since")
-            raise SequenceLost(f"{key.shown} is not known: {why}; begin it with sequence_start")
+            raise key.lost(why)
         sequence.busy, sequence.used = True, now
         return sequence
 

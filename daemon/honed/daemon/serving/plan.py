@@ -18,10 +18,11 @@ from honed.daemon.worker.calls import (
     RegionSlice,
     RunModel,
     RunTemplate,
+    answer_too_large,
 )
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
-from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
+from honed.protocol.errors import HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import (
     ENGINE_NAMES,
@@ -226,11 +227,7 @@ def check(
     room = _room(options, regions)
     answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
     if answer > max_bytes + (room.nbytes if room is not None else 0):
-        raise AnswerTooLarge(
-            f"the outputs have {answer} bytes and an answer may hold {max_bytes}; "
-            "place them in shared memory",
-            answer + ROOM_ALIGN * len(asked),
-        )
+        raise answer_too_large(answer, max_bytes, answer + ROOM_ALIGN * len(asked))
     return InferencePlan(
         model=params.model_name,
         timeout=timeout_us(options) / 1e6,

@@ -110,6 +110,9 @@ def users_cache(cache_dir: Path, owner: int) -> Path:
     return cache_dir / "users" / str(owner)
 
 
+NO_COMPILER = "the compiler is not installed; install honed-tuner (apt install honed-tuner)"
+
+
 def compiler() -> bool:
     """Return whether the compiler is installed, without importing it."""
     return importlib.util.find_spec("honed.tuner") is not None

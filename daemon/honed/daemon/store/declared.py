@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.protocol.errors import InvalidArgument, ModelRefused
+from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import CARRIED
 
 from . import state_pairs
@@ -64,14 +64,7 @@ def _model(data: memoryview) -> Declared:
     inputs, outputs = _ends(graph)
     made_by = " ".join(filter(None, producer))[:_LETTERS]
     interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=made_by)
-    try:
-        named = state_pairs.from_text(state)
-        state_pairs.checked(interface, named)
-    except InvalidArgument as error:
-        raise ModelRefused(f"the file's metadata {state_pairs.METADATA} is wrong: {error}") from error
-    interface = Interface(
-        inputs=inputs, outputs=outputs, opset=opset, producer=made_by, state=tuple(named.items())
-    )
+    interface = state_pairs.add_declared_state(interface, state)
     return Declared(interface=interface, external=tuple(dict.fromkeys(_external(graph, _DEPTH))))
 
 

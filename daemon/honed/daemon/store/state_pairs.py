@@ -7,13 +7,14 @@ output is state if its type and shape fit an input, its name equals the input's 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, ModelRefused
 
 METADATA: Final = "honed.state"  # Key in an ONNX file; its value is as `from_text` takes it
 _STATE = re.compile(
@@ -61,6 +62,16 @@ def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ..
     """
     said = named or dict(interface.state)
     return checked(interface, said) if said else found(interface)
+
+
+def add_declared_state(interface: Interface, written: str) -> Interface:
+    """Return an interface with the state that its file declares; raise ModelRefused if that is wrong."""
+    try:
+        named = from_text(written)
+        checked(interface, named)
+    except InvalidArgument as error:
+        raise ModelRefused(f"the file's metadata {METADATA} is wrong: {error}") from error
+    return dataclasses.replace(interface, state=tuple(named.items()))
 
 
 def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:

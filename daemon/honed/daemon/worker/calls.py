@@ -12,7 +12,7 @@ from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
 from honed.protocol import strict
-from honed.protocol.errors import ResourceExhausted
+from honed.protocol.errors import AnswerTooLarge, ResourceExhausted, SequenceLost
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.engines import LOWEST
@@ -336,6 +336,18 @@ class RunStep(WorkerCall[StepResult]):
                 f"the sequence's state would have {nbytes} bytes, and its user may have "
                 f"{self.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
+
+
+def answer_too_large(nbytes: int, most: int, room: int) -> AnswerTooLarge:
+    """Return the error for outputs of `nbytes` in an answer of at most `most`; shared memory takes `room`."""
+    return AnswerTooLarge(
+        f"the outputs have {nbytes} bytes and an answer may hold {most}; place them in shared memory", room
+    )
+
+
+def state_lost() -> SequenceLost:
+    """Return the error for a sequence whose state was in a process that has ended."""
+    return SequenceLost("the process that held its state has ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from honed.process import rpc
 from honed.process.limits import no_memory
 from honed.process.rpc import Method, RpcServer, by_name
 from honed.protocol.errors import (
-    AnswerTooLarge,
     Cancelled,
     HonedError,
     Internal,
@@ -63,6 +62,7 @@ from .calls import (
     StateTensorSpec,
     StepResult,
     WarmUp,
+    answer_too_large,
 )
 from .turns import CallUnderWay, Turns
 
@@ -470,11 +470,8 @@ class Host(RpcServer, ABC):
             offsets.append(offset)
         whole = sum(map(len, inline))
         if whole > asked.max_bytes:
-            raise AnswerTooLarge(
-                f"the outputs have {whole} bytes and an answer may hold {asked.max_bytes}; "
-                "place them in shared memory",
-                used + unplaced if unplaced else 0,  # Text cannot be in shared memory
-            )
+            # Text cannot be in shared memory
+            raise answer_too_large(whole, asked.max_bytes, used + unplaced if unplaced else 0)
         return inline, tuple(offsets)
 
     def _placed(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:

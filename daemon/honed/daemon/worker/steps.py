@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from honed.protocol.errors import InvalidArgument, SequenceLost
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.execution.growth import Growth
 
-from .calls import RunStep, SetSequence, StateTensorSpec
+from .calls import RunStep, SetSequence, StateTensorSpec, state_lost
 from .host import Stepped
 
 Array = NDArray[Any]
@@ -76,7 +76,7 @@ class DeviceSequences:
         """Return the first rows of a sequence by input; raise SequenceLost if they are not here."""
         sequence = self._all.get(number)
         if sequence is None or sequence.rows < rows:
-            raise SequenceLost("the process that held its state has ended")
+            raise state_lost()
         return _rows(sequence, rows)
 
     def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
@@ -105,7 +105,7 @@ class DeviceSequences:
             self._all[call.sequence] = _Sequence(growing=growth(call.tensors))
         sequence = self._all.get(call.sequence)
         if sequence is None or sequence.rows < call.rows:
-            raise SequenceLost("the process that held its state has ended")
+            raise state_lost()
         return sequence
 
     def _enter(self, sequence: _Sequence, form: StepExecutor) -> None:

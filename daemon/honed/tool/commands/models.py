@@ -61,6 +61,7 @@ from honed.tool.output import (
 )
 from honed.tool.parser import Parser, UsageError, define, shape, unique
 from honed.tool.view.tables import (
+    NO_MODELS,
     VARIANT_HEADINGS,
     device_text,
     devices_table,
@@ -240,7 +241,7 @@ def _mean_ms(entry: ServedRequests | None) -> float | None:
 
 def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
     if not models:
-        line(console, "There are no models yet; add one with 'hone add FILE'.")
+        line(console, NO_MODELS)
         return
     owners = any(model.owner for model in models)
     rows = [

@@ -29,6 +29,7 @@ from honed.tool.output import (
     table,
 )
 from honed.tool.parser import Parser, define, seconds
+from honed.tool.view.tables import NO_MODELS
 
 from .tasks import short
 
@@ -73,7 +74,7 @@ def _print(console: Console, document: Metrics) -> None:
         console.print()
         console.print(models_table(document, console.width, len(_rows(document))))
     else:
-        line(console, "There are no models yet; add one with 'hone add FILE'.")
+        line(console, NO_MODELS)
 
 
 def _watch(client: Client, document: Metrics, interval: float) -> None:

@@ -145,6 +145,7 @@ def _tensors(tensors: Sequence[TensorMetadata]) -> str:
     return ", ".join(f"{clean(t.name)} {shape_text(t.datatype, t.shape)}" for t in tensors) or "nothing"
 
 
+NO_MODELS: Final = "There are no models yet; add one with 'hone add FILE'."
 VARIANT_HEADINGS: Final = (
     "other shapes",
     ">asked",

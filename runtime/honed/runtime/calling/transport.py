@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.errors import DeadlineExceeded, HonedError, PermissionDenied, Unavailable
 from honed.protocol.peer import Peer
 from honed.protocol.wire import FrameLimits
 
@@ -61,6 +61,11 @@ def cannot_connect(path: str, error: OSError) -> HonedError:
         f"no service answers at {path} ({error.strerror}); start it with 'systemctl start honed', "
         "or 'honed' as an ordinary user"
     )
+
+
+def no_answer() -> DeadlineExceeded:
+    """Return the error for a request that was not answered within its time limit."""
+    return DeadlineExceeded("the service did not answer in time; give a longer timeout")
 
 
 def connection_lost() -> Unavailable:
