@@ -130,9 +130,8 @@ class _Server:
     """A process of `benchmarks/valhall/server.c`."""
 
     def __init__(self, root: Path) -> None:
-        emulator = [_EMULATOR] if (root / _EMULATOR.lstrip("/")).exists() else []
         self._process = subprocess.Popen(
-            ["chroot", str(root), *emulator, _SERVER],
+            _command(root),
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -182,6 +181,11 @@ class _Server:
             self._process.wait()
             raise _gone()
         return line.decode(errors="replace").strip()
+
+
+def _command(root: Path) -> list[str]:
+    emulator = [_EMULATOR] if (root / _EMULATOR.lstrip("/")).exists() else []
+    return ["chroot", str(root), *emulator, _SERVER]
 
 
 def _gone() -> DeviceError:

@@ -298,8 +298,10 @@ class Connection:
         except ProtocolError as fault:
             self.end(fault.error)
         else:
-            if not more:
-                self._ended()
+            if not more and not self._ending and not self._socket.gone():
+                self._half_close()
+            elif not more:
+                self.close()
             elif self._ending:
                 self._socket.read(True)
             else:
@@ -342,13 +344,6 @@ class Connection:
         else:
             self._frame_timer.start()
         self._account()
-
-    def _ended(self) -> None:
-        """Close or half-close the connection: the client has closed its end, or will send no more."""
-        if self._ending or self._socket.gone():
-            self.close()
-        else:
-            self._half_close()
 
     def _half_close(self) -> None:
         """Stop reading from a client that sends no more; close after its last answer, or when it is gone."""
@@ -433,15 +428,12 @@ class Connection:
             self._ask()
 
     def _write(self) -> None:
+        """Send what fits; wait for room if data is left, otherwise finish if the connection is ending."""
         try:
             progress = streams.send(self._socket.socket, self._wire)
         except OSError:
             self.close()
             return
-        self._wrote(progress)
-
-    def _wrote(self, progress: bool) -> None:
-        """Wait for room if data is left after a write; otherwise finish if the connection is ending."""
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()

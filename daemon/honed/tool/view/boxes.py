@@ -65,7 +65,10 @@ class GraphLayout:
 def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     """Return the boxes of a model; `times` are the microseconds of one launch, by kernel name."""
     readers = _readers(model)
-    boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
+    boxes = [
+        Box("input", t.name, "", (), (_typed(model.buffers[t.buffer]),), (), f"input {t.name}")
+        for t in model.inputs
+    ]
     writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
     edges: list[tuple[int, int]] = []
     for part in _parts(model):
@@ -255,10 +258,6 @@ def _readers(model: CompiledModel) -> dict[int, set[int]]:
         )
         for index in range(len(model.buffers))
     }
-
-
-def _port(kind: Kind, name: str, buffer: Buffer) -> Box:
-    return Box(kind, name, "", (), (_typed(buffer),), (), f"{kind} {name}")
 
 
 def _typed(buffer: Buffer) -> str:
