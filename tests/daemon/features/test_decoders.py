@@ -8,6 +8,7 @@ import json
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +238,7 @@ def begun(session: Session, sequences: CpuSequences, ids: Array, path: Path) -> 
     return Sequence(1, session, sequences, path).step(ids)
 
 
-@pytest.mark.parametrize("made", [decoder, grouped])
+@pytest.mark.parametrize("made", [decoder, grouped, partial(grouped, mask=False)])
 def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
     tmp_path: Path, made: Callable[[Path], Path]
 ) -> None:
