@@ -124,16 +124,24 @@ def decoder(
     return path
 
 
-def grouped(path: Path, *, layers: int = 2) -> Path:
-    """Write a decoder in onnxruntime-genai's convention: two heads of queries for each of keys and values."""
+def grouped(path: Path, *, layers: int = 2, mask: bool = True) -> Path:
+    """Write a decoder in onnxruntime-genai's convention: two heads of queries for each of keys and values.
+
+    Without `mask`, the number of rows is the size of its first cache.
+    """
     g = _Graph()
     width, size = 32, 8
-    inputs = [_info(name, np.int64, ["batch", length]) for name, length in _GENAI]
+    inputs = [_info(name, np.int64, ["batch", length]) for name, length in _GENAI[: 1 + mask]]
     outputs = [_info("logits", np.float32, ["batch", "tokens", VOCABULARY])]
     int32 = onnx.TensorProto.INT32
-    ones = g.op("ReduceSum", "attention_mask", g.constant([1]), keepdims=0)
+    if mask:
+        ones = g.op("ReduceSum", "attention_mask", g.constant([1]), keepdims=0)
+        columns = g.op("Gather", g.op("Shape", "attention_mask"), g.constant(1))
+    else:
+        sizes = g.op("Shape", "past_key_values.0.key", start=2, end=3), g.op("Shape", "input_ids", start=1)
+        ones = g.op("Add", *sizes)
+        columns = g.op("Squeeze", ones)
     lengths = g.op("Cast", g.op("Sub", ones, g.constant(1)), to=int32)
-    columns = g.op("Gather", g.op("Shape", "attention_mask"), g.constant(1))
     total = g.op("Cast", columns, to=int32)
     x = g.op("Gather", g.weight(VOCABULARY, width), "input_ids")
     for layer in range(layers):

@@ -8,6 +8,7 @@ static const int64_t MS = 1000000, SECOND = 1000000000;
 #define DEADLINE_LEAST (10 * MS)    /* below that a deadline would measure the scheduler */
 #define FIRST_PAUSE SECOND
 #define LONGEST_PAUSE (300 * SECOND)
+#define LONGEST_WAIT (10 * SECOND) /* after an answer that there is no form, which is no failure */
 #define FIRST_LOOK (60 * SECOND)
 #define LONGEST_LOOK (600 * SECOND)
 #define REPORT_EVERY (60 * SECOND)
@@ -63,13 +64,19 @@ static bool promises(const struct route *route)
     return route->form_time + route->overhead <= limit(route);
 }
 
-static void fall_back(struct route *route, int64_t now, enum route_why why)
+static void fall_back_for(struct route *route, int64_t now, enum route_why why, int64_t longest)
 {
     route->state = ROUTE_OWN;
     route->why = why;
-    route->ask_at = now + route->pause;
-    route->pause = least(2 * route->pause, LONGEST_PAUSE);
+    route->ask_at = now + least(route->pause, longest);
+    if (route->pause < longest)
+        route->pause = least(2 * route->pause, longest);
     route->look_pause = FIRST_LOOK;
+}
+
+static void fall_back(struct route *route, int64_t now, enum route_why why)
+{
+    fall_back_for(route, now, why, LONGEST_PAUSE);
 }
 
 static void settle(struct route *route, int64_t now)
@@ -219,7 +226,7 @@ void route_known(struct route *route, int64_t now, int64_t form_time, bool half)
 void route_unknown(struct route *route, int64_t now)
 {
     route->asking = false;
-    fall_back(route, now, WHY_SERVICE);
+    fall_back_for(route, now, WHY_SERVICE, LONGEST_WAIT);
 }
 
 bool route_rests(const struct route *route, int64_t now)

@@ -314,21 +314,23 @@ def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.Mode
 def _in_place(model: onnx.ModelProto) -> frozenset[str]:
     """Return the inputs of a model that are caches to which ONNX Runtime can append in place.
 
-    GroupQueryAttention does so if its past and present share memory; another input has the rows in use.
+    GroupQueryAttention does so if its past and present share memory; another input has the rows in use. There
+    are none if the model takes the number of rows from the size of a cache.
     """
     readers = Counter(name for node in model.graph.node for name in node.input)
     given, taken = ({info.name for info in infos} for infos in (model.graph.input, model.graph.output))
-    pairs = (
-        pair
-        for node in model.graph.node
-        if node.op_type == "GroupQueryAttention" and node.domain == "com.microsoft"
-        for pair in zip(node.input[3:5], node.output[1:3], strict=False)
-    )
-    return frozenset(
-        before
-        for before, after in pairs
-        if before in given and after in taken and readers[before] == 1 and not readers[after]
-    )
+    sized = {node.input[0] for node in model.graph.node if node.op_type in ("Shape", "Size")}
+    found = set[str]()
+    for node in model.graph.node:
+        if node.op_type != "GroupQueryAttention" or node.domain != "com.microsoft":
+            continue
+        before, after = node.input[3:5], node.output[1:3]
+        if not sized.isdisjoint(before):
+            return frozenset()
+        alone = all(readers[name] == 1 for name in before) and not any(readers[name] for name in after)
+        if alone and given.issuperset(before) and taken.issuperset(after):
+            found.update(before)
+    return frozenset(found)
 
 
 def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:

@@ -226,6 +226,7 @@ async def _features(
             usage_log=base.usage_log,
             limits=base.config.limits,
             maker=maker,
+            settings=lambda: reloader.config.variants,
         ),
         SizeSpecialiser(
             changes=base.changes,

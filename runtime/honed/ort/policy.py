@@ -14,6 +14,7 @@ _OVERHEAD = _MS // 5  # Time of a request beyond the run, until it is measured
 _DEADLINE_LEAST = 10 * _MS  # A shorter deadline would measure the scheduler
 _DEADLINE_MEDIANS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = _SECOND, 300 * _SECOND
+_LONGEST_WAIT = 10 * _SECOND  # Longest pause after an answer that there is no form, which is no failure
 _FIRST_LOOK, _LONGEST_LOOK = 60 * _SECOND, 600 * _SECOND
 _REPORT_EVERY = 60 * _SECOND
 _BUDGET_DIVISOR = 50
@@ -176,7 +177,7 @@ class Route:
     def unknown(self, now: int) -> None:
         """Process the answer that there is no verified model for these sizes, or no service."""
         self.asking = False
-        self._fall_back(now, SERVICE)
+        self._fall_back(now, SERVICE, _LONGEST_WAIT)
 
     def rests_until(self, now: int) -> int:
         """Return until when own runs are not needed, so that callers need not look up their route."""
@@ -211,10 +212,10 @@ class Route:
     def _promises(self) -> bool:
         return self.form_time + self.overhead <= self._limit()
 
-    def _fall_back(self, now: int, why: str) -> None:
+    def _fall_back(self, now: int, why: str, longest: int = _LONGEST_PAUSE) -> None:
         self.state, self.why = OWN, why
-        self.ask_at = now + self.pause
-        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        self.ask_at = now + min(self.pause, longest)
+        self.pause = max(self.pause, min(2 * self.pause, longest))
         self.look_pause = _FIRST_LOOK
 
     def _settle(self, now: int) -> None:

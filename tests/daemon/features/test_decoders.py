@@ -8,7 +8,9 @@ import json
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -17,6 +19,7 @@ import pytest
 from honed.cpu.session import BoundSession, Session, running_now
 from honed.cpu.steps import CpuSequences
 from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
+from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
 from honed.daemon.worker.host import likeliest
@@ -24,7 +27,13 @@ from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import SequenceOptions
-from honed.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    SequenceLost,
+    Unavailable,
+)
 from honed.runtime.execution.growth import ROWS_MASK
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
@@ -152,6 +161,11 @@ def test_a_decoder_says_what_keeps_it_from_forms() -> None:
     pooled = spec("logits", "float16", "batch_size", 90)
     assert "its output 'logits' has no row of numbers for each token" in why(logits=pooled)
     assert not why(spec("cache_position", "int64", "sequence_length"))
+    added = dataclasses.replace(OPTIMUM.inputs[1], shape=(-1, 1, -1, -1), symbols=())
+    known = decoder_of(interface([OPTIMUM.inputs[0], added, *OPTIMUM.inputs[2:]], list(OPTIMUM.outputs)), {})
+    assert known is not None
+    assert known.no_forms == "its mask 'attention_mask' is not [batch, tokens], of 2 dimensions"
+    assert "attention_mask" not in [tensor.name for tensor in known.made]
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
@@ -182,6 +196,17 @@ def test_state_that_does_not_grow_makes_no_decoder() -> None:
         [spec("y", "float32", 1, 4), spec("present.key", "float32", "batch", 8)],
     )
     assert decoder_of(fixed, {}) is None
+
+
+def test_a_past_that_is_not_named_as_keys_or_values_is_noticed() -> None:
+    inputs = [spec("input_ids", "int64", "batch", "seq"), spec("past_0", "float32", 2, "batch", 2, "past", 4)]
+    outputs = [
+        spec("logits", "float32", "batch", "seq", 9),
+        spec("present_0", "float32", 2, "batch", 2, "past + seq", 4),
+    ]
+    assert decoder_of(interface(inputs, outputs), {}) is None
+    assert [pair.may_grow for pair in state_pairs.pairs(interface(inputs, outputs), {})] == [True]
+    assert not any(pair.may_grow for pair in state_pairs.pairs(OPTIMUM, {}))
 
 
 def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
@@ -237,7 +262,7 @@ def begun(session: Session, sequences: CpuSequences, ids: Array, path: Path) -> 
     return Sequence(1, session, sequences, path).step(ids)
 
 
-@pytest.mark.parametrize("made", [decoder, grouped])
+@pytest.mark.parametrize("made", [decoder, grouped, partial(grouped, mask=False)])
 def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
     tmp_path: Path, made: Callable[[Path], Path]
 ) -> None:
@@ -657,6 +682,7 @@ def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -
 
 
 PAUSE = 30.0  # seconds without requests, in which forms are compiled and compared
+CPU_FASTER = ALL_HOLDS + "engines.compiled_serves = lambda *_, **__: False\n"
 OFTEN = IDLE + "[variants]\nrequests = 2\n"
 
 
@@ -690,10 +716,48 @@ def run(client: Client, made: Path, length: int, steps: int) -> list[str]:
     return ask(client, course(made, length, steps))
 
 
+def variant_of(client: Client, form: str) -> dict[str, Any]:
+    """What is shown of a form that was compiled and compared with ONNX Runtime, empty if there is none."""
+    variants = {each["name"]: each for each in client.show("dec")["variants"]}
+    return variants.get(form, {})
+
+
 def serves(client: Client, form: str) -> bool:
     """Whether a form was compared with ONNX Runtime and serves."""
-    variants = {each["name"]: each for each in client.show("dec")["variants"]}
-    return form in variants and (variants[form]["engine"], variants[form]["state"]) == ("gpu", "READY")
+    variant = variant_of(client, form)
+    return (variant.get("engine"), variant.get("state")) == ("gpu", "READY")
+
+
+@pytest.mark.service
+@pytest.mark.opencl
+def test_what_a_form_waits_for_is_said(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}')
+    made = decoder(tmp_path / "dec.onnx", layers=1)
+    with service.client() as client:
+        added = client.add(made, name="dec")
+        assert added["engine_why"].startswith("its state grows with each token")
+
+        def said() -> str:
+            return str(client.show("dec")["forms"])
+
+        assert said().endswith("runs its steps yet: no sequence has gone on since the service started")
+        run(client, made, 1, 6)
+        wanting = "not with 1 token with up to 256 rows of state: steps of this size count 6 of the 20 that"
+        assert wanting in said()
+        service.configure(f'[serve]\nengine = "fastest"\n{NO_TUNER}\n[variants]\nrequests = 2\n')
+        assert "it is compiled when the machine is idle, which it is not: requests" in said()
+        service.configure(f'[serve]\nengine = "fastest"\n{NO_TUNER}\n[variants]\nper_model = 0\n')
+        assert "rows of state: per_model of [variants] is 0" in said()
+        step = {"input_ids": prompt(1)}
+        with client.sequence("dec") as sequence:
+            sequence.infer({**step, "attention_mask": np.ones((1, 1), np.int64)})
+            assert "beside the tokens" not in said()
+            sequence.infer({**step, "attention_mask": np.ones((1, 2), np.int64)})
+            assert said().endswith("; a request gave 'attention_mask' beside the tokens")
+            sequence.infer(step)
+            assert "beside the tokens" not in said()
+            sequence.infer(step, outputs=["logits", "present.0.key"])
+            assert said().endswith("; a request asked for 'present.0.key', which is state")
 
 
 @pytest.mark.slow
@@ -751,7 +815,7 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
     inputs: dict[str, bool], start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
     config = f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}'
-    service = start_service(config=config, patch=ALL_HOLDS)
+    service = start_service(config=config, patch=CPU_FASTER)
     made = decoder(tmp_path / "dec.onnx", layers=1, **inputs)
     lengths = (1, 2, 63, 64, 65, 127, 129, 191, 192, 193, 250)
     with service.client(timeout=None) as client:
@@ -760,6 +824,16 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         for length in lengths:
             run(client, made, length, 3)
         names = [variant_name(made, form) for form in (DecoderBucket(1, 256), DecoderBucket(64, 256))]
+        with pytest.raises(Unavailable, match="no compiled form that could be pinned: its state grows"):
+            client.pin("dec", engine="gpu")
+        for name in names:
+            wait_for(lambda name=name: variant_of(client, name), name, service)
+        said = client.show("dec")["forms"]
+        for size in ("1 token", "64 tokens"):
+            assert f"not with {size} with up to 256 rows of state: the CPU engine is faster: compiled" in said
+        assert set(run(client, made, 129, 3)) == {"cpu"}
+        client.pin("dec", engine="gpu")
+        run(client, made, 129, 3)  # Loads the forms
         for name in names:
             wait_for(lambda name=name: serves(client, name), name, service)
         for length in lengths:
@@ -770,8 +844,12 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         name = variant_name(made, DecoderBucket(1, 512))
         for _ in range(3):
             run(client, made, 255, 6)
+        wait_for(lambda: variant_of(client, name), name, service)
+        run(client, made, 260, 4)
         wait_for(lambda: serves(client, name), name, service)
         assert run(client, made, 260, 4)[1:] == ["gpu"] * 3
+        client.pin("dec", engine="")
+        assert set(run(client, made, 129, 3)) == {"cpu"}
 
 
 def variant_name(made: Path, form: DecoderBucket) -> str:

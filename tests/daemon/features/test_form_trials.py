@@ -15,7 +15,7 @@ from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_
 from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import PairedTrialResult
-from honed.daemon.settings.schema import Limits
+from honed.daemon.settings.schema import Limits, VariantSettings
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult
 from honed.protocol.errors import InvalidArgument
@@ -157,6 +157,7 @@ def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wr
         usage_log=cast(Any, None),
         limits=Limits(),
         maker=cast(Any, SimpleNamespace()),
+        settings=VariantSettings,
     )
     assert decoders.version_comparer(cast(Any, model)) is None, "the model itself is no form"
     comparer = decoders.version_comparer(cast(Any, variant))

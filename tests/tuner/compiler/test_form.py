@@ -161,6 +161,63 @@ def operator() -> onnx.ModelProto:
     return g.model("y")
 
 
+def own_mask(kind: int, *, joins: bool) -> onnx.ModelProto:
+    """ONNX's Attention has a causal mask of sizes, and may join the state itself."""
+    g = Graph()
+    g.domains[""] = 23
+    rows = g.rows()
+    x = g.op("Unsqueeze", g.embedded(rows), g.const([1]))
+    columns = g.op("Range", g.const(0), g.lengths[2], g.const(1))
+    mask = g.op("LessOrEqual", columns, g.op("Unsqueeze", rows, g.const([1])))
+    if kind == FLOAT:
+        mask = g.op("Where", mask, g.const(0, np.float32), g.const(-1e9, np.float32))
+    query, *new = (g.op("MatMul", x, g.weight(WIDTH, WIDTH)) for _ in range(3))
+    pasts, after = ["past", "past_value"], ["present", "present_value"]
+    if joins:
+        inputs, outputs = [query, *new, mask, *pasts], ["y", *after]
+    else:
+        rows_of = [
+            g.op("Concat", *each[:2], out=each[2], axis=2) for each in zip(pasts, new, after, strict=True)
+        ]
+        inputs, outputs = [query, *rows_of, mask], ["y"]
+    g.nodes.append(helper.make_node("Attention", inputs, outputs))
+    return g.model("y")
+
+
+def with_bool_mask() -> onnx.ModelProto:
+    return own_mask(BOOL, joins=True)
+
+
+def with_float_mask() -> onnx.ModelProto:
+    return own_mask(FLOAT, joins=True)
+
+
+def with_mask_of_joined() -> onnx.ModelProto:
+    return own_mask(BOOL, joins=False)
+
+
+def joined_before(*, causal: bool = False) -> onnx.ModelProto:
+    """ONNX Runtime's MultiHeadAttention reads keys that were joined to the state, and a mask of sizes."""
+    g = Graph()
+    g.domains["com.microsoft"] = 1
+    rows = g.rows()
+    query, keys, values = g.state(g.embedded(rows))
+    columns = g.op("Range", g.const(0), g.lengths[2], g.const(1))
+    seen = g.op("LessOrEqual", columns, g.op("Unsqueeze", rows, g.const([1])))
+    mask = g.op("Where", seen, g.const(0, np.float32), g.const(-1e9, np.float32))
+    inputs = [g.op("Squeeze", query, g.const([1])), keys, values]
+    inputs += ["", "", g.op("Unsqueeze", mask, g.const([0, 1]))] if not causal else []
+    g.op(
+        "MultiHeadAttention",
+        *inputs,
+        out="y",
+        domain="com.microsoft",
+        num_heads=1,
+        unidirectional=int(causal),
+    )
+    return g.model(g.op("Unsqueeze", "y", g.const([1])))
+
+
 def joined() -> onnx.ModelProto:
     """ONNX Runtime's MultiHeadAttention has the state."""
     g = Graph()
@@ -200,7 +257,8 @@ def fills(tokens: int) -> Iterator[int]:
     yield from (0, 1, 5, ROOM - tokens, ROOM - 1, ROOM)
 
 
-ALL = [compared, table, diagonal, distances, one_token, operator, joined, masked]
+ALL = [compared, table, diagonal, distances, one_token, operator, joined, joined_before, masked]
+ALL += [with_bool_mask, with_float_mask, with_mask_of_joined]
 
 
 @pytest.mark.parametrize(
@@ -279,3 +337,17 @@ def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
     onnx.save(g.ends(g.op("Add", g.scores(query, keys), some), values), path)
     with pytest.raises(ModelRefused, match="counts rows of its state from another than the first"):
         with_room(frontend.load(path), shapes(path, 4))
+    g = Graph()
+    g.domains["com.microsoft"] = 1
+    whole = g.op("Cast", g.lengths[2], to=TensorProto.INT32)
+    counts = g.op("Unsqueeze", g.op("Sub", whole, g.const(1, np.int32)), g.const([0]))
+    parts = [g.op("MatMul", g.embedded(), g.weight(WIDTH, WIDTH)) for _ in range(3)]
+    inputs, outputs = [*parts, "past", "past_value", counts, whole], ["y", "present", "present_value"]
+    grouped = {"domain": "com.microsoft", "num_heads": 1, "kv_num_heads": 1}
+    g.nodes.append(helper.make_node("GroupQueryAttention", inputs, outputs, name="attends", **grouped))
+    onnx.save(g.model(g.op("Unsqueeze", "y", g.const([1]))), path)
+    with pytest.raises(ModelRefused, match="'attends' takes the number of its rows from the state's size"):
+        with_room(frontend.load(path), shapes(path, 1))
+    onnx.save(joined_before(causal=True), path)
+    with pytest.raises(ModelRefused, match="is causal, and does not know the rows of its state"):
+        with_room(frontend.load(path), shapes(path, 1))

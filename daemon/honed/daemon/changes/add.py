@@ -43,6 +43,11 @@ from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
 from .staging import Staged, copies, stage
 
 # Fields of a manifest that describe engines, which are known only once the model is served.
+# Why a model whose state grows has no compiled file.
+_GROWS: Final = (
+    "its state grows with each token, so no single size serves its requests; steps of sequences get compiled "
+    "forms of their own, which 'hone show' lists"
+)
 _ENGINE_FIELDS: Final = (
     "interface", "decision", "by_hand", "optimisation", "compared_devices",
 )  # fmt: skip
@@ -364,6 +369,8 @@ class ModelInstaller:
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
                 manifest = manifest.decided(chosen="cpu", reason="the CPU engine was asked for")
+            elif not staged.shapes and state_pairs.grows(proof.interface, staged.state):
+                manifest = manifest.decided(reason=_GROWS)
             # Compiling needs the staged files, so the store receives links.
             await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:

@@ -305,6 +305,9 @@ class Publisher:
     async def _engine_pinned(self, change: Change, entry: ServedModel, engine: str) -> EngineChosen:
         why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
+            if entry.compiled is None and self.registry.variants(entry.name):  # They serve by the device then
+                why = manifest.decision.reason
+                return EngineChosen(model=entry.number, engine="cpu", why=why, pinned=engine)
             if entry.compiled is None:
                 reason = manifest.decision.reason or entry.reason or "it is being compiled"
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
@@ -28,7 +28,7 @@ from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import UsageLog
+from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.loader import Loader, VersionComparer
@@ -37,7 +37,7 @@ from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings import places
-from honed.daemon.settings.schema import Limits
+from honed.daemon.settings.schema import Limits, VariantSettings
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Shapes, model_of
 from honed.daemon.worker.calls import (
@@ -53,15 +53,27 @@ from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import Data, InferOptions, InputTensor, PrepareParams
+from honed.protocol.service import IdleStatus
 from honed.protocol.strict import Map
 from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
 
-from .decoding import FORMS, DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces, rows_of
+from .decoding import CAPACITIES, FORMS, DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces, rows_of
 from .form_trials import FormTrial
-from .sequences import LiveSequence, SequenceFeature, SequenceKey, chosen_tokens, key_of, nothing, source_of
+from .sequences import (
+    LiveSequence,
+    SequenceFeature,
+    SequenceKey,
+    chosen_tokens,
+    key_of,
+    nothing,
+    source_of,
+    state_of,
+)
 from .stepping import Steps, alike_of
-from .variants import VariantCompiler
+from .variants import HOPELESS, VariantCompiler
+
+_TOO_LONG: Final = f"its sequences have more than {CAPACITIES[-1]:,} tokens"
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +92,7 @@ class Decoders(Feature):
     usage_log: UsageLog
     limits: Limits
     maker: VariantCompiler
+    settings: Callable[[], VariantSettings]  # Those in force
     _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
@@ -89,6 +102,8 @@ class Decoders(Feature):
     )
     _refused: set[str] = field(init=False, default_factory=set)  # Keys of compiled shapes with wrong outputs
     _pauses: Pauses = field(init=False, default_factory=Pauses)
+    # By model, why compiled shapes could not run its latest step; steps that they could run are not here.
+    _no_forms: dict[str, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.maker.trial = self.trial
@@ -126,7 +141,11 @@ class Decoders(Feature):
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
         """Return which compiled shapes run a decoder's steps, and why others do not."""
         decoder = self._decoder(entry)
-        return {"forms": self._said_of_forms(entry, decoder)} if decoder is not None else {}
+        if decoder is not None:
+            return {"forms": self._said_of_forms(entry, decoder)}
+        unnamed = next((pair.input.name for pair in state_of(entry) if pair.may_grow), "")
+        why = f"its state {unnamed!r} is not named as keys or values, one input for each"
+        return {"forms": f"no compiled form runs its steps: {why}"} if unnamed else {}
 
     def _said_of_forms(self, entry: ServedModel, decoder: DecoderModel) -> str:
         manifest, why = entry.manifest, decoder.no_forms
@@ -138,36 +157,63 @@ class Decoders(Feature):
             why = "the compiler is not installed (apt install honed-tuner)"
         if why:
             return f"no compiled form runs its steps: {why}"
-        failed = {w.name: w.failed for w in self.usage_log.wishes(entry.name, self.maker.under(entry))}
-        serving, others = list[str](), list[str]()
+        wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
+        hopeless = sum(bool(wish.failed) for wish in wishes.values()) >= HOPELESS
+        idle = self.leasing.idle()
+        hopeless = hopeless and not self.registry.variants(entry.name)
+        serving, others = list[str](), dict[str, list[str]]()
         for form in FORMS:
             name = decoder.variant(entry.name, form)
-            variant, size = self.registry.variant(name), f"{form} rows of state"
-            if variant is not None and variant.manifest.decision.times is None:
+            variant, wish = self.registry.variant(name), wishes.get(name)
+            if variant is None:
                 why = (
-                    variant.manifest.decision.reason
-                    if variant.key in self._refused
-                    else "it is compared when idle"
+                    self._said_of_wish(wish, idle)
+                    if wish is not None and (wish.failed or not hopeless)
+                    else ""
                 )
-                others.append(f"not with {size}: {why}")
-            elif variant is not None and variant.manifest.decision.chosen == "cpu":
-                others.append(f"not with {size}: {variant.manifest.decision.reason}")
-            elif variant is not None:
+            elif variant.manifest.decision.times is None and variant.key not in self._refused:
+                why = "it is compared when idle"
+            elif not self.maker.is_for_device(entry, variant.manifest):
+                why = variant.manifest.decision.reason
+            else:
                 serving.append(str(form))
-            elif failed.get(name):
-                others.append(f"not with {size}: {failed[name]}")
-        if serving:
-            return "; ".join((f"compiled forms run {', '.join(serving)} rows of state", *others))
-        if others:
-            return "; ".join(("no compiled form runs its steps", *others))
-        return (
-            "no compiled form runs its steps yet: forms are compiled when the machine is idle, after as many "
-            "steps of a size as requests of [variants] says"
-        )
+                why = ""
+            if why:
+                others.setdefault(why, []).append(str(form))
+        parts = [f"compiled forms run {', '.join(serving)} rows of state"] if serving else []
+        parts += [f"not with {', '.join(forms)} rows of state: {why}" for why, forms in others.items()]
+        parts += [self._no_forms[entry.name]] if entry.name in self._no_forms else []
+        if parts:
+            return "; ".join(parts if serving else ("no compiled form runs its steps", *parts))
+        return "no compiled form runs its steps yet: no sequence has gone on since the service started"
+
+    def _said_of_wish(self, wish: ShapeDemand, idle: IdleStatus) -> str:
+        """Return why a requested compiled shape is not there."""
+        settings = self.settings()
+        if wish.failed:
+            return wish.failed
+        if wish.name in self.maker.changes.active:
+            return "it is being compiled"
+        if not settings.per_model:
+            return "per_model of [variants] is 0"
+        count = round(wish.requests, 1)  # As `next_shapes` counts
+        if count < settings.requests:
+            return f"steps of this size count {count:g} of the {settings.requests:g} that it takes"
+        if idle.idle:
+            return "it is compiled next"
+        return f"it is compiled when the machine is idle, which it is not: {idle.why}"
+
+    def _note(self, model: str, step: StepSize, why: str) -> None:
+        """Record why compiled shapes could not run a step; a first one may have more inputs than the rest."""
+        if why and step.past:
+            self._no_forms[model] = why
+        elif not why and self._no_forms:
+            self._no_forms.pop(model, None)
 
     def forget(self, model: str) -> None:
         """Drop the cached decoder of a removed model."""
         self._known.pop(model, None)
+        self._no_forms.pop(model, None)
 
     async def _run(
         self, key: SequenceKey, call: FeatureRequest, decoder: DecoderModel, deadline: float
@@ -286,7 +332,8 @@ class Decoders(Feature):
     ) -> list[tuple[TokenChunk, StepResult]]:
         """Run a step where its sequence's state lies, or move that; return the chunks by compiled shapes."""
         entry, alike, step, ran = call.entry, steps.alike, steps.step, False
-        cut = pieces(step) if alike.plain and decoder.has_forms else ()
+        cut = pieces(step) if decoder.has_forms and not alike.no_forms else ()
+        self._note(entry.name, step, alike.no_forms or ("" if cut else _TOO_LONG))
         forms = self._forms(call, decoder, cut)
         if forms and step.past and not sequence.on_device:
             forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}

@@ -14,7 +14,7 @@ from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import StateTensorSpec
-from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
+from honed.daemon.worker.step_inputs import MASK_RANK, MASKS, StepSize, is_made, values_of
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
@@ -25,13 +25,11 @@ _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_in
 _CONSTANT: Final = "encoder_"
 _CHUNK: Final = 64  # Tokens of a run of the compiled shapes for prompts
 _PART: Final = 256  # Tokens of a run by ONNX Runtime, if only the last token's outputs are requested
-_CAPACITIES: Final = (256, 512, 1024, 2048)
-_MASKS: Final = ("attention_mask", "decoder_attention_mask")
-_MASK_RANK: Final = 2
+CAPACITIES: Final = (256, 512, 1024, 2048)
 _POSITIONS: Final = "position_ids"
 _WHOLE: Final = ("total_sequence_length", "total_seq_len")
 _IN_FORMS: Final = (
-    *_MASKS, _POSITIONS, *_WHOLE, "cache_position", "past_sequence_length", "past_seq_len", "seqlens_k"
+    *MASKS, _POSITIONS, *_WHOLE, "cache_position", "past_sequence_length", "past_seq_len", "seqlens_k"
 )  # fmt: skip
 _MADE_UP: Final = 7  # Tokens of synthetic prompts are below this
 
@@ -47,7 +45,7 @@ class DecoderBucket(NamedTuple):
         return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
 
 
-FORMS: Final = tuple(DecoderBucket(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
+FORMS: Final = tuple(DecoderBucket(tokens, room) for room in CAPACITIES for tokens in (1, _CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def pieces(step: StepSize, least: int = 0) -> tuple[TokenChunk, ...]:
     starts = range(0, step.tokens, tokens)
     # The last run may have more tokens than the request.
     room = max(least, step.past + len(starts) * tokens)
-    capacity = next((size for size in _CAPACITIES if size >= room), 0)
+    capacity = next((size for size in CAPACITIES if size >= room), 0)
     form = DecoderBucket(tokens, capacity)
     return tuple(
         TokenChunk(form, step.past + start, start, min(tokens, step.tokens - start))
@@ -163,11 +161,11 @@ class DecoderModel:
             if held.axis < 0:
                 return f"its state {held.input!r} does not grow by a row for each token"
         for name in (*odd, *self.tokens[1:]):
+            if name in MASKS:
+                return f"its mask {name!r} is not [batch, tokens], of {MASK_RANK} dimensions"
             return f"its input {name!r} is neither its tokens, a mask, a position nor a length"
         for tensor in self.made:
-            if tensor.name not in _IN_FORMS or (
-                tensor.name in _MASKS and len(tensor.shape or ()) != _MASK_RANK
-            ):
+            if tensor.name not in _IN_FORMS:
                 return f"its input {tensor.name!r} cannot be made for more rows than there are"
         if next(t.dtype for t in self.interface.inputs if t.name in self.tokens) not in _FORMATS:
             return f"its tokens {self.tokens[0]!r} are of a type that the service cannot make up"
@@ -189,12 +187,12 @@ class DecoderModel:
         """
         if self.interface.in_place is not None:
             return self._state <= frozenset(self.interface.in_place)
-        return not self._made.isdisjoint(_MASKS) and _POSITIONS not in self._made
+        return not self._made.isdisjoint(MASKS) and _POSITIONS not in self._made
 
     @functools.cached_property
     def _is_told(self) -> bool:
         """Return whether the model's inputs show which rows are used; if not, its shapes have ROWS_MASK."""
-        return self.in_place or (not self._made.isdisjoint(_MASKS) and _POSITIONS in self._made)
+        return self.in_place or (not self._made.isdisjoint(MASKS) and _POSITIONS in self._made)
 
     def shapes(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a compiled shape."""
@@ -227,7 +225,7 @@ class DecoderModel:
             if (each := held.get(tensor.name)) is not None:
                 shape = [*each.initial_shape]
                 shape[each.axis] = form.capacity
-            elif tensor.name in _MASKS:
+            elif tensor.name in MASKS:
                 shape = [1, form.capacity + (0 if self.in_place else form.tokens)]
             elif tensor in self.made:
                 shape = [*values_of(tensor, StepSize(1, form.tokens, 0))[0]]
@@ -287,7 +285,7 @@ class DecoderModel:
             return (rows * -(-form.tokens // piece.count))[: form.tokens * row]
         if spec.name == ROWS_MASK:
             return b"\1" * piece.before + bytes(form.capacity - piece.before)
-        if spec.name in _MASKS:
+        if spec.name in MASKS:
             hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
             if self.in_place:  # Padding follows the client's tokens, which do not attend to it
                 mask = seen * (piece.before + form.tokens)
@@ -359,9 +357,9 @@ class DecoderModel:
 
 def decoder_of(interface: Interface, named: Mapping[str, str]) -> DecoderModel | None:
     """Return a model's description as a decoder; `named` is its state by output. None if no state grows."""
-    pairs = state_pairs.pairs(interface, named)
-    if not any(pair.grows_on >= 0 for pair in pairs):
+    if not state_pairs.grows(interface, named):
         return None
+    pairs = state_pairs.pairs(interface, named)
     state = {pair.input.name for pair in pairs}
     others = [tensor for tensor in interface.inputs if tensor.name not in state]
     made = tuple(tensor for tensor in others if is_made(tensor) and tensor.dtype in _FORMATS)

@@ -33,9 +33,10 @@ _REPEATED = 16  # Tokens of one call of a worker, between which it runs other mo
 class Alike:
     """A checked request of a sequence, shared by requests that differ only in their data and `id`.
 
-    `params` is what runs, and `size` that of the first request. It `has_state`, or has tokens alone. It is
-    `plain` if compiled shapes may run it: one sequence, only inline outputs and none that is state. `plan` is
-    the run by ONNX Runtime, `plans` holds those by compiled shapes.
+    `params` is what runs, and `size` that of the first request. It `has_state`, or has tokens alone.
+    `no_forms` is why compiled shapes cannot run it, or "" for one sequence of which tokens alone are sent,
+    with inline outputs and none that is state. `plan` is the run by ONNX Runtime, `plans` holds those by
+    compiled shapes.
     """
 
     decoder: DecoderModel
@@ -45,7 +46,7 @@ class Alike:
     last_token: bool
     has_state: bool
     tokens_alone: bool
-    plain: bool
+    no_forms: str
     greedy: GreedyChoice | None
     plan: InferencePlan
     plans: dict[DecoderBucket, InferencePlan]
@@ -77,7 +78,6 @@ def alike_of(
         ),
         outputs=(OutputTensor(name=greedy.logits),) if greedy is not None else params.outputs or outputs,
     )
-    tokens_alone, known = names(params) == decoder.tokens, {output.name for output in outputs}
     return Alike(
         decoder=decoder,
         params=whole,
@@ -85,10 +85,8 @@ def alike_of(
         max_answer_bytes=most,
         last_token=bool(options.last_token) or greedy is not None,
         has_state=decoder.brings_state(params),
-        tokens_alone=tokens_alone,
-        plain=tokens_alone
-        and size.batch == 1
-        and all(output.parameters is None and output.name in known for output in whole.outputs or ()),
+        tokens_alone=names(params) == decoder.tokens,
+        no_forms=_no_forms(params, decoder, size),
         greedy=greedy,
         plan=_checked(whole, decoder.interface_for(params, size), regions, most),
         plans={},
@@ -115,6 +113,22 @@ def _greedy(
             "logits; ask for its outputs, and choose the tokens"
         )
     return GreedyChoice(tokens=tokens[0].name, logits=logits[0].name, stop=options.stop_tokens or ())
+
+
+def _no_forms(params: PrepareParams, decoder: DecoderModel, size: StepSize) -> str:
+    """Return why compiled shapes cannot run a request, or ""."""
+    more = next((name for name in names(params) if name not in decoder.tokens), "")
+    known = {output.name for output in decoder.without_state.outputs}
+    if more:
+        return f"a request gave {more!r} beside the tokens"
+    if size.batch > 1:
+        return f"a request had {size.batch} sequences as a batch"
+    for output in params.outputs or ():
+        if output.name not in known:
+            return f"a request asked for {output.name!r}, which is state"
+        if output.parameters is not None:
+            return f"a request wanted {output.name!r} in shared memory"
+    return ""
 
 
 def _checked(params: PrepareParams, interface: Interface, regions: RegionLookup, most: int) -> InferencePlan:
@@ -180,7 +194,7 @@ class Steps:
 
     def _repeated(self) -> int:
         """Return the steps to run after this one in the same call."""
-        plain = self.alike.plain and self.alike.plan.inputs[0][1] is None and self.step.tokens == 1
+        plain = not self.alike.no_forms and self.alike.plan.inputs[0][1] is None and self.step.tokens == 1
         return min(self.more, _REPEATED - 1) if plain else 0
 
     def _checked(self, params: PrepareParams, interface: Interface) -> InferencePlan:

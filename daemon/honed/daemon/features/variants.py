@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from honed.daemon.aio import cancel_all
 from honed.daemon.changes.add import failure
@@ -24,7 +24,7 @@ from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
-from honed.daemon.serving.selection import EngineChoice, compare, unfinished
+from honed.daemon.serving.selection import SLOWER, EngineChoice, compare, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import CompiledFileInfo, Interface
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _BETTER = 1.5
 _STAY_SECONDS = 60.0  # Time that a requested variant stays loaded at least, for the same reason
 _MOST_NAMES = 256  # Cached names of a model's variants
-_HOPELESS = 2  # Refused shapes, without an accepted one, after which a model is given up
+HOPELESS: Final = 2  # Refused shapes, without an accepted one, after which a model is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def next_shapes(
     failures = Counter(wish.model for wish in wishes if wish.failed)
 
     def is_due(wish: ShapeDemand) -> bool:
-        hopeless = failures[wish.model] >= _HOPELESS and wish.model not in with_variants
-        often = wish.requests >= settings.requests and not wish.failed
+        hopeless = failures[wish.model] >= HOPELESS and wish.model not in with_variants
+        often = round(wish.requests, 1) >= settings.requests and not wish.failed
         return often and wish.name not in there and not hopeless
 
     for wish in sorted(filter(is_due, wishes), key=lambda wish: (-wish.requests, wish.name)):
@@ -203,13 +203,16 @@ class VariantCompiler:
         change.report("load", BUILT, "comparing engines")
         await change.load_stored(cpu, manifest, manifest.source_key)
         compared = self.trial(model, shapes, server, key, cpu)
-        by_wish = manifest.engine_wanted(self.policy) == "gpu"
         if compared is not None:
-            choice = await compared
-            return replace(choice, engine="gpu") if by_wish and choice.times is not None else choice
-        if by_wish:
+            return await compared
+        if manifest.engine_wanted(self.policy) == "gpu":
             return EngineChoice("gpu", "")
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
+
+    def is_for_device(self, model: ServedModel, variant: Manifest) -> bool:
+        """Return whether the device serves a model by a variant: as chosen, or pinned and only slower."""
+        pinned = model.manifest.engine_wanted(self.policy) == "gpu"
+        return variant.decision.chosen != "cpu" or (pinned and variant.decision.reason.startswith(SLOWER))
 
     def under(self, entry: ServedModel) -> str:
         """Return the conditions of compilation; refused shapes are retried when they change.
@@ -231,7 +234,7 @@ class VariantCompiler:
             compiled=compiled,
             preferred_engine=model.device,
             proof=proof,
-            rests=variant.decision.chosen == "cpu",
+            rests=not self.is_for_device(now, variant),
         )
 
 
@@ -315,9 +318,11 @@ class ShapeVariants(Feature):
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
+        if not self.maker.is_for_device(entry, variant.manifest):
+            return entry
         self._used[variant.name] = time.monotonic()
         only = entry.manifest.interface is None  # The model has no ONNX file that could answer instead
-        if self.registry.is_suspended(variant) and variant.manifest.decision.chosen != "cpu":
+        if self.registry.is_suspended(variant):
             self._wake(variant, anyway=only)
             variant = self.registry.variant(name) or variant
         if self.registry.is_suspended(variant) or variant.on_cpu:
@@ -363,7 +368,12 @@ class ShapeVariants(Feature):
         """Return the variants of a model, including those that could not be compiled."""
         wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
-        found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
+        found = [
+            _shown(
+                variant, wishes.pop(name, None), by_cpu=not self.maker.is_for_device(entry, variant.manifest)
+            )
+            for name, variant in kept.items()
+        ]
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
 
     def forget(self, model: str) -> None:
@@ -406,12 +416,20 @@ class ShapeVariants(Feature):
         if not self._begun and self.maker.pool.ready:
             self._begun = True
             for one in sorted(self._kept(), key=lambda each: -each.requests):
-                if (variant := self.registry.variant(one.name)) and variant.manifest.decision.chosen != "cpu":
+                variant, model = self.registry.variant(one.name), self.registry.find(one.model)
+                if (
+                    variant is not None
+                    and model is not None
+                    and self.maker.is_for_device(model, variant.manifest)
+                ):
                     self._wake(variant)
 
     async def _bound(self) -> None:
         for variant in self.registry.variants():
-            if not self.registry.is_suspended(variant) and variant.on_cpu and variant.on_preferred_engine:
+            model = self.registry.find(model_of(variant.name))
+            by_cpu = variant.on_cpu and variant.on_preferred_engine
+            by_cpu |= model is not None and not self.maker.is_for_device(model, variant.manifest)
+            if by_cpu and not self.registry.is_suspended(variant):
                 self._rest(variant.name)
         for name in variants_to_suspend(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
@@ -499,7 +517,7 @@ class ShapeVariants(Feature):
             return
         for name in resting or ():
             self._rest(name)
-        self.maker.pool.wake(variant.name)
+        self.maker.pool.wake(variant.name, on_device=True)
 
     def _rest(self, name: str) -> None:
         if name not in self.maker.changes.active:  # A change may be replacing the variant
@@ -548,9 +566,9 @@ def _loaded_bytes(variant: ServedModel) -> int:
     return variant.compiled.device_bytes if variant.compiled is not None else 0
 
 
-def _shown(variant: ServedModel, wish: ShapeDemand | None) -> ShownVariant:
+def _shown(variant: ServedModel, wish: ShapeDemand | None, *, by_cpu: bool) -> ShownVariant:
     manifest = variant.manifest
-    engine = "cpu" if manifest.decision.chosen == "cpu" else "gpu"
+    engine = "cpu" if by_cpu else "gpu"
     return ShownVariant(
         name=variant.name,
         shapes=dict(manifest.shapes),

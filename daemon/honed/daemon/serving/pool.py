@@ -313,12 +313,15 @@ class EngineManager:
 
     # Requests
 
-    def wake(self, name: str) -> None:
-        """Put a suspended variant back into service; do nothing for other models."""
+    def wake(self, name: str, *, on_device: bool = False) -> None:
+        """Put a suspended variant back into service, by the chosen engine or `on_device`.
+
+        Do nothing for other models.
+        """
         variant = self._models.variant(name)
         if variant is None or not self._models.is_suspended(variant):
             return
-        manifest, cpu = variant.manifest, variant.manifest.decision.chosen == "cpu"
+        manifest, cpu = variant.manifest, variant.manifest.decision.chosen == "cpu" and not on_device
         self.handle(
             messages.Added(
                 manifest=manifest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from honed.daemon.aio import in_thread
 from honed.daemon.store.store import EngineTimes, Manifest, Store
@@ -17,6 +17,7 @@ from .loader import LONGEST_OWN_MS, Loader
 from .trial import PairedTrial, Runner
 
 Kind = Literal["gpu", "cpu"]
+SLOWER: Final = "the CPU engine is faster"  # How reasons begin that a pin of the compiled form overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return EngineChoice("cpu", f"{why}: {measured}", times)
     if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
-        return EngineChoice("cpu", f"the CPU engine is faster: {measured}", times)
+        return EngineChoice("cpu", f"{SLOWER}: {measured}", times)
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {measured}", times)
 
 

@@ -25,6 +25,7 @@ _BEFORE = frozenset(["in", "input", "inputs", "prev", "previous", "past", "old",
 _AFTER = frozenset(["out", "output", "outputs", "new", "next", "present", "updated", "n"])
 _SHORT: Final[Mapping[str, str]] = {"hn": "h", "cn": "c"}  # Outputs of recurrent layers
 _ATTENTION = re.compile(r"keys?|values?|kv")
+_PAST = re.compile(r"past|present")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
@@ -42,9 +43,20 @@ class StatePair:
         The size of this axis has different names in output and input. If it has no name, it is not one of the
         first two axes, which may be a batch.
         """
+        return self._growing_axis if self._is_named(_ATTENTION) else -1
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the sizes and the name are those of a past that grows, though not of keys or values."""
+        return self.grows_on < 0 <= self._growing_axis and self._is_named(_PAST)
+
+    def _is_named(self, words: re.Pattern[str]) -> bool:
+        return any(map(words.fullmatch, map(str.lower, _WORDS.findall(self.input.name))))
+
+    @property
+    def _growing_axis(self) -> int:
         taken, given = self.input, self.output
-        words = map(str.lower, _WORDS.findall(taken.name))
-        if taken.shape is None or given.shape is None or not any(map(_ATTENTION.fullmatch, words)):
+        if taken.shape is None or given.shape is None:
             return -1
 
         def grows(axis: int) -> bool:
@@ -72,6 +84,11 @@ def add_declared_state(interface: Interface, written: str) -> Interface:
     except InvalidArgument as error:
         raise ModelRefused(f"the file's metadata {METADATA} is wrong: {error}") from error
     return dataclasses.replace(interface, state=tuple(named.items()))
+
+
+def grows(interface: Interface | None, named: Mapping[str, str]) -> bool:
+    """Return whether some state of a model grows, so that no single size serves its requests."""
+    return interface is not None and any(pair.grows_on >= 0 for pair in pairs(interface, named))
 
 
 def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:

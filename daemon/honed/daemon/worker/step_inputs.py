@@ -29,6 +29,10 @@ class StepSize:
 Values = tuple[tuple[int, ...], int | range]  # A shape, and its rows, or a value of all elements
 
 
+MASKS: Final = ("attention_mask", "decoder_attention_mask")
+MASK_RANK: Final = 2  # Dimensions of a mask of tokens, [batch, tokens]
+
+
 def _ones(step: StepSize, _: tuple[int, ...]) -> Values:
     return (step.batch, step.after), 1
 
@@ -62,7 +66,9 @@ _MADE: Final[Mapping[str, Callable[[StepSize, tuple[int, ...]], Values]]] = {
 
 def is_made(tensor: TensorSpec) -> bool:
     """Return whether an input's values follow from the step."""
-    return tensor.name in _MADE and tensor.shape is not None
+    if tensor.shape is None or tensor.name not in _MADE:
+        return False
+    return tensor.name not in MASKS or len(tensor.shape) == MASK_RANK  # Others may be added to scores
 
 
 def values_of(tensor: TensorSpec, step: StepSize) -> Values:

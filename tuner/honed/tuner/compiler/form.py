@@ -14,7 +14,7 @@ that it does not understand are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -351,9 +351,11 @@ class _Rewrite:
         if node.op_type == "Softmax" and not node.domain:
             self._hide_scores(node)
         elif node.op_type == "Attention" and not node.domain:
-            self._hide_columns(node, 3, lambda columns: self._op("Cast", columns, to=onnx.TensorProto.BOOL))
-        elif node.op_type == "MultiHeadAttention" and len(node.input) > 6 and node.input[6]:
-            self._hide_columns(node, 4, lambda columns: self._op("Cast", columns, to=onnx.TensorProto.INT32))
+            self._hide_columns(node, 3, 4)
+        elif node.op_type == "MultiHeadAttention":
+            self._hide_columns(node, 4, 6)
+        elif node.op_type == "GroupQueryAttention":
+            raise _refused(f"node {graphs.label(node)!r} takes the number of its rows from the state's size")
 
     def _hide_scores(self, node: onnx.NodeProto) -> None:
         scores = node.input[0]
@@ -367,34 +369,51 @@ class _Rewrite:
         places = [shape[axis] if each == axis else 1 for each in range(len(shape))]
         columns = self._op("Reshape", self._there(shape[axis] - self._room), self._constant(places))
         seen = self._op("Cast", columns, to=onnx.TensorProto.BOOL)
-        kind = self._kinds.get(scores, onnx.TensorProto.FLOAT)
-        least = np.finfo(np.float16).min if kind == onnx.TensorProto.FLOAT16 else _HIDDEN
-        hidden = self._op("Cast", self._constant(least, np.float32), to=kind)
+        hidden = self._hidden(self._kinds.get(scores, onnx.TensorProto.FLOAT))
         node.input[0] = self._op("Where", seen, scores, hidden)
         self._hides = True
 
-    def _hide_columns(self, node: onnx.NodeProto, at: int, mask: Callable[[str], str]) -> None:
-        """Mask an attention that joins its keys itself, by its input `at`."""
-        if len(node.input) > at and node.input[at]:
-            raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
-        state = node.input[4] if at == 3 and len(node.input) > 4 else node.input[6 if at > 3 else 1]
-        keys = node.input[1]
-        joined = bool(state) and state != keys and self._axis_follows(state, 2)
+    def _hide_columns(self, node: onnx.NodeProto, at: int, past: int) -> None:
+        """Mask columns without a row by the input `at` of an attention, which may join its keys to `past`."""
+        keys, state = node.input[1], node.input[past] if len(node.input) > past else ""
+        joined = bool(state) and self._axis_follows(state, 2)
         shape = self._now.get(keys)
         if shape is None:
             raise _refused(f"the sizes of what node {graphs.label(node)!r} reads are not known")
-        rows = shape[-2] if len(shape) > 3 else shape[1]  # [B, N, S, H] or [B, S, N * H]
-        if not joined and not self._axis_follows(keys, -2 if len(shape) > 3 else 1):
+        axis = -2 if len(shape) > 3 else 1  # [B, N, S, H] or [B, S, N * H]
+        if not joined and not self._axis_follows(keys, axis):
             return
-        new = rows if joined else rows - self._room
-        columns = self._op("Reshape", self._there(new), self._constant([1, self._room + new]))
+        if not joined and any(graphs.attribute(node, name, 0) for name in ("is_causal", "unidirectional")):
+            raise _refused(f"node {graphs.label(node)!r} is causal, and does not know the rows of its state")
+        new = shape[axis] - (0 if joined else self._room)
+        there = self._op("Cast", self._there(new), to=onnx.TensorProto.BOOL)
         node.input.extend([""] * (at + 1 - len(node.input)))
-        if at == 3:  # A row for each token
+        if at == 4:  # A mask of keys, [B, columns]
+            if node.input[at]:
+                raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
+            columns = self._op("Reshape", there, self._constant([1, self._room + new]))
+            node.input[at] = self._op("Cast", columns, to=onnx.TensorProto.INT32)
+        elif node.input[at]:
+            node.input[at] = self._with_columns(node, node.input[at], there, self._room + new)
+        else:  # A row for each token
             asking = self._now[node.input[0]]
             whole = [asking[-2] if len(asking) > 3 else asking[1], self._room + new]
-            columns = self._op("Expand", columns, self._constant(whole))
-        node.input[at] = mask(columns)
+            node.input[at] = self._op("Expand", there, self._constant(whole))
         self._hides = True
+
+    def _with_columns(self, node: onnx.NodeProto, mask: str, there: str, columns: int) -> str:
+        """Return a mask [..., columns] of an attention, which hides columns without a row, too."""
+        shape, kind = self._now.get(mask), self._kinds.get(mask)
+        if not shape or shape[-1] != columns or kind is None:
+            raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
+        if kind == onnx.TensorProto.BOOL:
+            return self._op("And", mask, there)
+        return self._op("Where", there, mask, self._hidden(kind))
+
+    def _hidden(self, kind: int) -> str:
+        """Return what is added to scores that no token is to see, or stands in their place."""
+        least = np.finfo(np.float16).min if kind == onnx.TensorProto.FLOAT16 else _HIDDEN
+        return self._op("Cast", self._constant(least, np.float32), to=kind)
 
     def _there(self, new: int) -> str:
         """Return which columns are valid, 1 or 0: those of rows in the room, and all those of new tokens."""
