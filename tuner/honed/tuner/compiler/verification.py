@@ -73,9 +73,7 @@ def run_sets(
     `processes` is as in `CompileRequest`.
     """
     profile = device.profile
-    normalised = frontend.normalise(
-        model, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
-    )
+    normalised = frontend.normalise(model, precision=precision, profile=profile)
     imported = frontend.import_named(normalised)
     lowered = lower_module(
         imported.module,
@@ -324,8 +322,7 @@ class Verifier:
         self, variant: onnx.ModelProto, sets: Iterable[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         """Have the reference evaluate a normalised model; raise ModelRefused where it does not."""
-        limits = self.profile.limits
-        normalised = frontend.normalise(variant, precision=self.precision, fp16=limits.fp16, fp64=limits.fp64)
+        normalised = frontend.normalise(variant, precision=self.precision, profile=self.profile)
         return calls.evaluated(normalised, list(sets))
 
 
