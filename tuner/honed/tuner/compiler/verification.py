@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -355,9 +356,12 @@ def expect(
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
     kept = normalised.preconditions
     given = [each for each in given if all(one.allows(each[one.input]) for one in kept)]
-    found = probes.choose(
-        bound, count, normalised.precision, given=given, whole=whole, apart=apart, preconditions=kept
+    choose = partial(
+        probes.choose, bound, count, normalised.precision, given=given, whole=whole, preconditions=kept
     )
+    found = choose(apart=apart)
+    if isinstance(found, evaluator.ReferenceFailure) and apart is not None:
+        found = choose()  # The values at the steps may be too large
     if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
     for spec in normalised.outputs:
