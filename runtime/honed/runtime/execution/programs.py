@@ -191,8 +191,7 @@ def check_built(built: Any, kernel: Kernel, device: Device) -> None:
 
 def _check_geometry(kernel: Kernel, device: Device) -> None:
     limits = device.profile.limits
-    fits = all(size <= most for size, most in zip(kernel.block, limits.max_work_item_sizes, strict=True))
-    if not fits or math.prod(kernel.block) > limits.max_work_group_size:
+    if not limits.allows_group(kernel.block):
         raise _unfit(
             device,
             f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} has "
