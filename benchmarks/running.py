@@ -29,8 +29,7 @@ def normalised(
     path: Path, profile: DeviceProfile, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Normalised:
     """Return a model in the types that a device has."""
-    limits = profile.limits
-    return frontend.normalise(frontend.load(path), shapes=shapes or {}, fp16=limits.fp16, fp64=limits.fp64)
+    return frontend.normalise(frontend.load(path), shapes=shapes or {}, profile=profile)
 
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:

@@ -20,7 +20,7 @@ from honed.protocol.strict import Map
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild
-from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.trials import Trials
 
 _BATCH, _THREADS = 32, 2
@@ -147,9 +147,8 @@ def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials:
             lambda begin: FarmMeasurer(boards, joined.profile, "", begin, print, ahead=64), records, setup
         )
         proposals = Proposals(search, records, setup, ahead=False)
-        session = TuningSession(
-            "m", joined.profile, measuring, proposals, heard, peaks_again=lambda: joined.profile
-        )
+        rooflines = Rooflines(joined.profile, lambda: joined.profile)
+        session = TuningSession("m", rooflines, measuring, proposals, heard)
         session.run(lambda: search.extract(model, {}, "auto"), SearchBudget(trials=trials))
     farm.processes.pop().close()
     return recording

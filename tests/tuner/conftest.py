@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.process import NO_CACHES
+from tests.tuner.liars import honest
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +20,8 @@ def _kept_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(NO_CACHES, "POCL_KERNEL_CACHE", raising=False)  # folders of extensions have it, too
         yield
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale")

@@ -30,10 +30,11 @@ from honed.machine.devices import Device
 from honed.protocol.errors import HonedError, Internal
 from honed.runtime.execution.executor import load
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from honed.tuner.compiler.partition import partition_model
 from honed.tuner.compiler.partition.divide import PartitionThresholds
 from honed.tuner.verify import confined
+from tests.tuner.requests import request_for
 
 RIGHT, REFUSED = "right", "refused"
 CHEAP = PartitionThresholds(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
@@ -339,15 +340,7 @@ def outcome(model: onnx.ModelProto, folder: Path, device: Device) -> str:
         own = session(path.read_bytes())
     except Exception:  # noqa: BLE001  ONNX Runtime has several
         return ""
-    request = CompileRequest(
-        path=path,
-        output=output,
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename=path.name,
-    )
+    request = request_for(path, device)
     try:
         compile_file(request, lambda *_: None)
         with load(output, device.spec) as executor:

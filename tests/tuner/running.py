@@ -24,7 +24,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild
-from honed.tuner.tune.session import TuningSession
+from honed.tuner.tune.session import Rooflines, TuningSession
 from honed.tuner.tune.trials import Trials
 
 ROOT = Path(__file__).parents[2]
@@ -152,12 +152,10 @@ def session(
             opened,
             setup_for(profile.identity),
         )
-        again = peaks_again or (lambda: profile)
+        rooflines = Rooflines(profile, peaks_again or (lambda: profile))
         proposals = Proposals(search, opened, trials.setup, ahead=ahead)
 
         def tell(news: News) -> None:
             emit(to_map(news))
 
-        yield TuningSession(
-            "m", profile, trials, proposals, tell, peaks_again=again, trust_defaults=trust_defaults
-        )
+        yield TuningSession("m", rooflines, trials, proposals, tell, trust_defaults=trust_defaults)

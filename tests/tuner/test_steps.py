@@ -17,8 +17,9 @@ from honed.daemon.worker.steps import DeviceSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.executor import Executor, load
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder, grouped
+from tests.tuner.requests import request_for
 
 pytestmark = [pytest.mark.opencl, pytest.mark.tvm]
 ROOM, CHUNK, LAYERS = 16, 4, 1
@@ -60,14 +61,8 @@ def compiled(
 def compile_form(
     path: Path, known: DecoderModel, form: DecoderBucket, folder: Path, device: Device
 ) -> Executor:
-    request = CompileRequest(
-        path=path,
-        output=folder / "{}x{}.honed".format(*form),
-        profile=device.profile,
-        device=device,
-        shapes=known.shapes(form),
-        precision="auto",
-        filename=path.name,
+    request = request_for(
+        path, device, "auto", output=folder / "{}x{}.honed".format(*form), shapes=known.shapes(form)
     )
     compile_file(request, lambda *_: None)
     return load(request.output, device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
@@ -26,6 +28,11 @@ class DeviceLimits:
     fp64: bool  # cl_khr_fp64
     int8_dots: bool  # Has instructions for dot products of four bytes (`opencl.accelerates_dots`)
     host_unified: bool  # Host and device share memory: map instead of copying
+
+    def allows_group(self, block: Sequence[int]) -> bool:
+        """Return whether the device runs work-groups of so many work-items along each axis."""
+        along_axes = zip(block, self.max_work_item_sizes, strict=True)
+        return math.prod(block) <= self.max_work_group_size and all(n <= most for n, most in along_axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

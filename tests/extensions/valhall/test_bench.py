@@ -23,7 +23,7 @@ from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import Proposals, SearchChild
-from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, predicted
@@ -252,13 +252,12 @@ def test_a_session_has_a_whole_batch_built_at_once(
         records.keep_yardstick(setup_for(profile.identity), YARDSTICK)
         session = TuningSession(
             "m",
-            profile,
+            Rooflines(profile, lambda: profile),
             Trials(
                 lambda begin: BenchMeasurer(compiler, profile, begin), records, setup_for(profile.identity)
             ),
             Proposals(cast("SearchChild", planted), records, setup_for(profile.identity), ahead=True),
             lambda event: built.append(len(compiler.asked)) if isinstance(event, Trial) else None,
-            peaks_again=lambda: profile,
         )
         session.run(planted.extract, SearchBudget())
         best = records.best("sums", setup_for(profile.identity))

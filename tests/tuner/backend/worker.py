@@ -85,9 +85,8 @@ def _entered(stage: str, model: onnx.ModelProto, device: Any) -> str:
     """The stage in which a case failed: importing is told from compiling by doing it once more."""
     if stage != "import":
         return stage
-    limits = device.profile.limits
     try:
-        frontend.import_relax(frontend.normalise(model, fp16=limits.fp16, fp64=limits.fp64))
+        frontend.import_relax(frontend.normalise(model, profile=device.profile))
     except Exception:  # noqa: BLE001 - it has been told what it is
         return "import"
     return "compile"

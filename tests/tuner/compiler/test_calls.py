@@ -48,10 +48,7 @@ def model(**changes: Callable[[np.ndarray], np.ndarray]) -> onnx.ModelProto:
 
 def are_right(compiled: onnx.ModelProto, wanted: onnx.ModelProto, device: Device) -> bool:
     """Whether the calls of one model are those of the other."""
-    limits = device.profile.limits
-    normalised, other = (
-        frontend.normalise(one, fp16=limits.fp16, fp64=limits.fp64) for one in (wanted, compiled)
-    )
+    normalised, other = (frontend.normalise(one, profile=device.profile) for one in (wanted, compiled))
     imported = frontend.import_named(other)
     lowered = lower_module(imported.module, device.profile, names=imported.names)
     inputs = generate(wanted, 2)

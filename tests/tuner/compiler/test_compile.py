@@ -30,6 +30,7 @@ from honed.tuner.lower import plan
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.plan import Lifetime
 from honed.tuner.lower.schedule import default_kernels
+from tests.tuner.requests import request_for
 
 pytestmark = pytest.mark.tvm
 SECONDS = 120
@@ -174,15 +175,7 @@ def planted(*given: Any, **_: Any) -> tuple[str, Lowered, list[str]]:
 
 @pytest.fixture
 def roots(device: Device, tmp_path: Path) -> compiling.CompileRequest:
-    return compiling.CompileRequest(
-        path=_saved(tmp_path, ROOTS),
-        output=tmp_path / "m.honed",
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="m.onnx",
-    )
+    return request_for(_saved(tmp_path, ROOTS), device)
 
 
 def test_wrong_schedules_give_way_to_default_rules(

@@ -15,10 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from honed.machine.devices import Device
 from honed.runtime.execution.executor import load
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from honed.tuner.compiler.partition import PartitionedModel, partition_model, valuetypes
 from honed.tuner.verify import confined
 from tests.tuner.partitions_random import CHEAP, OPSETS, in_this_process
+from tests.tuner.requests import request_for
 
 _ML = "ai.onnx.ml"
 
@@ -162,16 +163,7 @@ def test_a_scalar_after_a_choice_is_a_scalar(device: Device, tmp_path: Path, mon
     given = model(nodes, [info("x", [4, 8])], [info("y", [5]), info("z", [3])], w=weights(8, 4))
     path, output = tmp_path / "m.onnx", tmp_path / "m.honed"
     path.write_bytes(given.SerializeToString())
-    request = CompileRequest(
-        path=path,
-        output=output,
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="m.onnx",
-    )
-    compile_file(request, lambda *_: None)
+    compile_file(request_for(path, device), lambda *_: None)
     x = {"x": weights(4, 8)}
     with load(output, device.spec) as executor:
         found = executor.run(x)

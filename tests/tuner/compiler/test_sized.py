@@ -25,12 +25,13 @@ from honed.runtime.execution.executor import load
 from honed.runtime.execution.verification import check_numbered, probe_count
 from honed.tuner import frontend
 from honed.tuner.compiler import sized
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from honed.tuner.compiler.partition import PartitionedModel, partition_model
 from honed.tuner.compiler.partition.rows import by_rows
 from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.tune.extract import extract
 from tests.daemon.split_models import detector, images, reference, two_stage
+from tests.tuner.requests import request_for
 
 Values = dict[str, Any]
 WIDTH = 6
@@ -155,19 +156,10 @@ class Compiling:
     def __init__(self, device: Device, folder: Path) -> None:
         self.device = device
         self.source = two_stage(folder)
-        self.output = folder / "two_stage.honed"
+        self.output = self.source.with_suffix(".honed")
 
     def __call__(self, **more: Any) -> CompiledModel:
-        request = CompileRequest(
-            path=self.source,
-            output=self.output,
-            profile=self.device.profile,
-            device=self.device,
-            shapes={},
-            precision="auto",
-            filename="two_stage.onnx",
-            **more,
-        )
+        request = request_for(self.source, self.device, "auto", **more)
         compile_file(request, lambda *_: None)
         with modelfile.read(self.output) as file:
             return file.model

@@ -18,8 +18,9 @@ from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from honed.tuner.compiler.partition import PartitionedModel, partition_model
+from tests.tuner.requests import request_for
 
 from .test_cut import CHEAP, run
 
@@ -98,15 +99,7 @@ def check_compiled(model: onnx.ModelProto, device: Device, folder: Path, *, part
     """Compiled and verified, it gives what ONNX Runtime gives."""
     path, output = folder / "m.onnx", folder / "m.honed"
     onnx.save(model, path)
-    request = CompileRequest(
-        path=path,
-        output=output,
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="m.onnx",
-    )
+    request = request_for(path, device)
     made = compile_file(request, lambda *_: None).model
     assert len(made.split.parts if made.split is not None else ()) == parts
     assert made.proof is not None

@@ -21,8 +21,9 @@ from honed.runtime.execution import programs
 from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import compile_file
 from honed.tuner.lower.schedule import default_kernels
+from tests.tuner.requests import request_for
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
@@ -61,15 +62,7 @@ def compiled(text: str, device: Device, folder: Path) -> CompiledModel:
     """Compile a model of input `x`, and check that it gives what ONNX Runtime gives."""
     path, output = folder / "m.onnx", folder / "m.honed"
     onnx.save(model(text), path)
-    request = CompileRequest(
-        path=path,
-        output=output,
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="m.onnx",
-    )
+    request = request_for(path, device)
     made = compile_file(request, lambda *_: None).model
     x = np.random.default_rng(2).normal(size=(32, 256)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})

@@ -14,6 +14,7 @@ from honed.machine import devices
 from honed.runtime.compiled.model import Precondition
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import import_relax, normalise
+from tests.tuner.search.search_functions import imagined
 
 relax = pytest.importorskip("tvm.relax")
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
@@ -71,7 +72,7 @@ def test_parameters_are_the_inputs_and_the_result_is_a_tuple() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 3])],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    main = import_relax(normalise(proto, fp16=False))["main"]
+    main = import_relax(normalise(proto, profile=imagined("mali", fp16=False)))["main"]
     assert [[int(d) for d in p.ty.shape] for p in main.params] == [[2, 3], [3], [7]]
     assert all(str(p.ty.dtype) == "float32" for p in main.params)
     assert len(main.ret_ty.fields) == 1

@@ -15,6 +15,7 @@ from honed.runtime.errors import InvalidArgument, ModelRefused
 from honed.tuner.frontend import FrontendLimits, StaticTensorSpec, builder, normalise
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.importing import CORE
+from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -352,9 +353,9 @@ def precise(elem: int) -> onnx.ModelProto:
         (FLOAT, {}, "fp32", FLOAT),
         (FLOAT, {"precision": "fp16"}, "fp16", TensorProto.FLOAT16),
         (TensorProto.FLOAT16, {"precision": "fp32"}, "fp32", FLOAT),
-        (TensorProto.FLOAT16, {"fp16": False}, "fp32", FLOAT),
+        (TensorProto.FLOAT16, {"profile": imagined("mali", fp16=False)}, "fp32", FLOAT),
         (TensorProto.FLOAT16, {}, "mixed", TensorProto.FLOAT16),
-        (TensorProto.DOUBLE, {"fp64": False}, "fp32", FLOAT),
+        (TensorProto.DOUBLE, {"profile": imagined("mali")}, "fp32", FLOAT),
         (TensorProto.DOUBLE, {"precision": "fp32"}, "fp32", FLOAT),
     ],
 )
@@ -367,8 +368,7 @@ def test_precision(elem: int, options: dict[str, Any], label: str, compute: int)
     assert done.model.graph.input[0].type.tensor_type.elem_type == compute
     assert done.precision == label
     onnx.checker.check_model(done.model, full_check=True)
-    lacks = options.get("fp16") is False or options.get("fp64") is False
-    assert bool(done.notes) == lacks
+    assert bool(done.notes) == ("profile" in options)
 
 
 def test_sums_and_exponentials_stay_in_single_precision() -> None:
@@ -406,7 +406,7 @@ def test_large_constants_stay_finite_in_half_precision() -> None:
 
 def test_half_precision_needs_the_device() -> None:
     with pytest.raises(InvalidArgument, match="cl_khr_fp16"):
-        normalise(precise(FLOAT), precision="fp16", fp16=False)
+        normalise(precise(FLOAT), precision="fp16", profile=imagined("mali", fp16=False))
 
 
 def test_normalised_models_are_valid_and_of_the_core() -> None:

@@ -15,6 +15,7 @@ from honed.tuner.measure.candidate import Candidate, Workload
 
 Array = NDArray[np.generic]
 GROUP = 64
+N = 4096  # Elements of the workload `scale`
 
 
 def kept(
@@ -84,7 +85,7 @@ def candidate(
     )
 
 
-def scale(folder: Path, n: int = 4096, sets: int = 3, seed: int = 1) -> Workload:
+def scale(folder: Path, n: int = N, sets: int = 3, seed: int = 1) -> Workload:
     """out[i] = 2 in[i] + 1, float32."""
     rng = np.random.default_rng(seed)
     drawn = [rng.standard_normal(n).astype(np.float32) for _ in range(sets)]

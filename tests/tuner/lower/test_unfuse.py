@@ -17,7 +17,7 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.compile import CompileRequest, CompileResult, compile_file
+from honed.tuner.compiler.compile import CompileResult, compile_file
 from honed.tuner.compiler.fusion import FusionAlternatives, described
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
@@ -28,6 +28,7 @@ from honed.tuner.tune.extract import Extraction, extract
 from honed.tuner.tune.session import SearchBudget
 from tests.tuner import running
 from tests.tuner.records.test_records import weights
+from tests.tuner.requests import request_for
 from tests.tuner.search.search_functions import profile_of
 
 from .test_attend import attention
@@ -65,16 +66,7 @@ class Bench:
 
     def compiled(self) -> tuple[CompileResult, CompiledModel]:
         """The model with the records' schedules, proven on the device."""
-        request = CompileRequest(
-            path=self.path,
-            output=self.path.with_suffix(".honed"),
-            profile=self.profile,
-            device=self.device,
-            shapes={},
-            precision="fp32",
-            filename=self.path.name,
-            records=self.records,
-        )
+        request = request_for(self.path, self.device, profile=self.profile, records=self.records)
         result = compile_file(request, lambda _stage, _fraction, _text: None)
         return result, modelfile.read(request.output).model
 

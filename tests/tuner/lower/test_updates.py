@@ -99,7 +99,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     model = onnx.helper.make_model(text, opset_imports=_model().opset_import)
-    normalised = frontend.normalise(model, fp16=device.profile.limits.fp16)
+    normalised = frontend.normalise(model, profile=device.profile)
     lowered = lower_module(frontend.import_relax(normalised), device.profile, first=untuned_kernels)
     converted: list[str] = []
     launch = Command.launch

@@ -16,13 +16,8 @@ from honed.tuner.measure.process import Builders
 from honed.tuner.records.verdict import Outcome
 from tests.tuner.liars import honest
 
-N = 4096
+N = honest.N
 CRASH = honest.SCALE.replace("{\n", "{\n  *(volatile __global int*)(16 + get_local_size(1)) = 1;\n", 1)
-
-
-@pytest.fixture(scope="module")
-def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
 
 
 def candidate(workload: Workload, number: int, source: str = honest.SCALE) -> Candidate:

@@ -26,7 +26,7 @@ from honed.tuner.records.verdict import Outcome, Verdict
 from tests.pocl import ONE
 from tests.tuner.liars import compiler_abort, honest, kinds, owned_clocks
 
-N = 4096
+N = honest.N
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
 LIMITS = MeasureLimits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
 NONE = frozenset(NAMES)  # to be left out: all of them
@@ -37,11 +37,6 @@ def only(*checks: str) -> frozenset[str]:
     """What to leave out, so that only these are made."""
     assert NONE.issuperset(checks)
     return NONE.difference(checks)
-
-
-@pytest.fixture(scope="module")
-def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
 
 
 @pytest.fixture(scope="module")

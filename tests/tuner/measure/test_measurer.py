@@ -25,13 +25,8 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
 from tests.tuner.liars import compiler_abort, honest, kinds, leaky
 
-N = 4096
+N = honest.N
 LIMITS = MeasureLimits(run_seconds=10.0)  # a busy machine may take its time to run anything
-
-
-@pytest.fixture(scope="module")
-def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import MeasurementSetup, Records
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import Proposals, SearchChild
-from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
 
@@ -122,9 +122,8 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
         )
         search = cast("SearchChild", planted)
         proposals = Proposals(search, records, setup, ahead=False)
-        session = TuningSession(
-            "dense", profile, trials, proposals, events.append, peaks_again=lambda: profile
-        )
+        rooflines = Rooflines(profile, lambda: profile)
+        session = TuningSession("dense", rooflines, trials, proposals, events.append)
         session.run(planted.extract, SearchBudget(seconds=120))
         candidates = [
             {"trace": c.trace, "state": str(c.state), "outcome": str(c.outcome), "reason": c.reason}

@@ -200,7 +200,7 @@ def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:
     return replace(device, limits=limits, rules=rules_for(FAMILIES[family], limits), peaks=peaks)
 
 
-def imagined(family: str, threads: int = 1024) -> DeviceProfile:
+def imagined(family: str, threads: int = 1024, *, fp16: bool = True) -> DeviceProfile:
     """A device that is not there: nothing is run here."""
     limits = DeviceLimits(
         compute_units=4,
@@ -210,7 +210,7 @@ def imagined(family: str, threads: int = 1024) -> DeviceProfile:
         global_mem_bytes=4 << 30,
         max_alloc_bytes=1 << 30,
         base_align_bytes=128,
-        fp16=True,
+        fp16=fp16,
         fp64=False,
         int8_dots=False,
         host_unified=True,

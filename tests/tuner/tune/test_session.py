@@ -33,13 +33,8 @@ from tests.tuner.liars import honest
 from tests.tuner.measure.test_liars import InjectedLog, cs_fatal
 from tests.tuner.records.test_records import weights
 
-N = 4096
+N = honest.N
 SLOW = honest.SCALE.replace("{\n", "{\n  for (volatile int n = 0; n < 400; ++n) {}\n", 1)
-
-
-@pytest.fixture(scope="module")
-def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
 
 
 class Planted:

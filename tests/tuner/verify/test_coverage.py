@@ -19,6 +19,7 @@ from honed.tuner.compiler import compile as compiling
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.verify.probes import ReferenceProbes, choose, of_values
 from tests.tuner.compiler.test_compile import planted
+from tests.tuner.requests import request_for
 
 
 def model(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -187,16 +188,7 @@ def request(
     folder: Path, text: str, device: Device, calibration: Path | None = None
 ) -> compiling.CompileRequest:
     onnx.save(model(text), folder / "m.onnx")
-    return compiling.CompileRequest(
-        path=folder / "m.onnx",
-        output=folder / "m.honed",
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="m.onnx",
-        calibration=calibration,
-    )
+    return request_for(folder / "m.onnx", device, calibration=calibration)
 
 
 ROOT_OF_LESS = "<float much = {1000000}> { a = Mul(x, x) b = Sub(a, much) y = Sqrt(b) z = Neg(x) }"

@@ -29,6 +29,7 @@ from honed.tuner.verify import discontinuities, probes
 from honed.tuner.verify.confined import DEFAULT_LIMITS
 from honed.tuner.verify.inputs import generate
 from tests.tuner.compiler.test_compile import planted
+from tests.tuner.requests import request_for
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -292,15 +293,7 @@ def rounded(tmp_path: Path, device: Device) -> compiling.CompileRequest:
     centred = numpy_helper.from_array(weights - weights.mean(axis=0), "w")
     model.graph.initializer[-1].CopyFrom(centred)
     onnx.save(model, tmp_path / "rounded.onnx")
-    return compiling.CompileRequest(
-        path=tmp_path / "rounded.onnx",
-        output=tmp_path / "rounded.honed",
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="rounded.onnx",
-    )
+    return request_for(tmp_path / "rounded.onnx", device)
 
 
 def test_sums_at_a_boundary_are_served_with_a_note(
@@ -338,15 +331,7 @@ def test_a_model_that_amplifies_rounding_is_refused_before_its_kernels_are_made(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save(AMPLIFYING, tmp_path / "amplifying.onnx")
-    request = compiling.CompileRequest(
-        path=tmp_path / "amplifying.onnx",
-        output=tmp_path / "amplifying.honed",
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="amplifying.onnx",
-    )
+    request = request_for(tmp_path / "amplifying.onnx", device)
     monkeypatch.setattr(compiling, "lower_module", lambda *_: pytest.fail("it was lowered"))
     with pytest.raises(ModelRefused, match=r"output .v24. of the reference itself changes.*--calibration"):
         compiling.compile_file(request, lambda *_: None)

@@ -14,9 +14,7 @@ from onnx import TensorProto, helper, parser
 from honed.runtime.errors import InvalidArgument, ModelRefused
 from honed.tuner.verify.inputs import generate
 
-
-def _model(text: str, opset: int = 18) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+from .parsing import parsed
 
 
 def _values(model: onnx.ModelProto, name: str, count: int = 6) -> np.ndarray:
@@ -24,7 +22,7 @@ def _values(model: onnx.ModelProto, name: str, count: int = 6) -> np.ndarray:
 
 
 def test_every_set_is_fresh_and_the_seed_repeats_it() -> None:
-    model = _model("f (float[3,4] a, float[3,4] b) => (float[3,4] c) { c = Add(a, b) }")
+    model = parsed("f (float[3,4] a, float[3,4] b) => (float[3,4] c) { c = Add(a, b) }")
     sets = generate(model, 3, seed=7)
     flat = [s[n].tobytes() for s in sets for n in ("a", "b")]
     assert len(set(flat)) == 6
@@ -34,7 +32,7 @@ def test_every_set_is_fresh_and_the_seed_repeats_it() -> None:
 
 
 def test_distributions_differ() -> None:
-    model = _model("f (float[1000] a) => (float[1000] b) { b = Relu(a) }")
+    model = parsed("f (float[1000] a) => (float[1000] b) { b = Relu(a) }")
     normal, uniform, sparse = (s["a"] for s in generate(model, 3))
     assert normal.min() < -2
     assert normal.max() > 2
@@ -45,7 +43,7 @@ def test_distributions_differ() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "double", "int8", "uint8", "uint16", "int64", "bool"])
 def test_types_scalars_and_empty_tensors(dtype: str) -> None:
-    model = _model(
+    model = parsed(
         f"f ({dtype}[2,3] a, {dtype} s, {dtype}[0,4] e) => ({dtype}[2,3] x, {dtype} y, {dtype}[0,4] z)"
         "{ x = Identity(a) y = Identity(s) z = Identity(e) }"
     )
@@ -55,7 +53,7 @@ def test_types_scalars_and_empty_tensors(dtype: str) -> None:
 
 
 def test_booleans_are_mixed() -> None:
-    model = _model("f (bool[9] a) => (bool[9] b) { b = Not(a) }")
+    model = parsed("f (bool[9] a) => (bool[9] b) { b = Not(a) }")
     for values in generate(model, 4):
         assert 4 <= np.count_nonzero(values["a"]) <= 5
 
@@ -75,7 +73,7 @@ def test_gather_indices_are_in_range(size: int, axis: int) -> None:
 
 
 def test_indices_are_followed_through_casts_and_reshapes_and_every_use_counts() -> None:
-    model = _model(
+    model = parsed(
         "f (float[5,2] d, float[9,2] e, int32[2,3] i) => (float[6,2] x, float[2,3,2] y)"
         "<int64[1] flat = {-1}>"
         "{ w = Cast<to = 7>(i) r = Reshape(w, flat) x = Gather(d, r) y = Gather(e, i) }"
@@ -86,7 +84,7 @@ def test_indices_are_followed_through_casts_and_reshapes_and_every_use_counts() 
 
 
 def test_subgraphs_and_functions_are_searched_too() -> None:
-    inside = _model(
+    inside = parsed(
         "f (bool c, float[5] d, int64[4] i) => (float[4] y) { y = If (c) <"
         "then_branch = g () => (float[4] t) { t = Gather(d, i) },"
         "else_branch = h () => (float[4] t) { t = Gather(d, i) }> }"
@@ -113,7 +111,7 @@ def test_subgraphs_and_functions_are_searched_too() -> None:
     ],
 )  # fmt: skip
 def test_numbers_of_rows_are_not_negative(text: str, high: int) -> None:
-    values = _values(_model(text, 24), "i", 12)
+    values = _values(parsed(text, 24), "i", 12)
     assert values.min() == 0
     assert values.max() == high
 
@@ -143,12 +141,12 @@ def test_shapes_computed_by_the_graph_are_followed() -> None:
         "s = Shape(x) m = Gather(s, one) t = Concat<axis = 0>(last, m)"
         "a = Reshape(x, t) u = Shape(a) b = Reshape(x, u) y = Gather(b, i) }"
     )
-    values = _values(_model(text, 13), "i", 9)  # inference follows Shape from opset 15 only
+    values = _values(parsed(text, 13), "i", 9)  # inference follows Shape from opset 15 only
     assert (values.min(), values.max()) == (-3, 2)
 
 
 def test_where_the_shape_is_unknown_the_first_index_is_taken() -> None:
-    model = _model(
+    model = parsed(
         "f (float[3] x, bool[3] c, int64[2] i) => (float[2] y) { a = Compress(x, c) y = Gather(a, i) }"
     )
     model.graph.node[0].op_type = "Unknown"
@@ -157,7 +155,7 @@ def test_where_the_shape_is_unknown_the_first_index_is_taken() -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "add"])
 def test_scatter_indices_are_distinct_unless_reduced(reduction: str) -> None:
-    model = _model(
+    model = parsed(
         "f (float[4,6] d, int64[4,6] i, float[4,6] u) => (float[4,6] y)"
         f'{{ y = ScatterElements<axis = 1, reduction = "{reduction}">(d, i, u) }}'
     )
@@ -169,7 +167,7 @@ def test_scatter_indices_are_distinct_unless_reduced(reduction: str) -> None:
 
 
 def test_scatter_nd_tuples_are_distinct() -> None:
-    model = _model(
+    model = parsed(
         "f (float[3,4,2] d, int64[5,2] i, float[5,2] u) => (float[3,4,2] y) { y = ScatterND(d, i, u) }"
     )
     for rows in _values(model, "i"):
@@ -180,7 +178,7 @@ def test_scatter_nd_tuples_are_distinct() -> None:
 
 @pytest.mark.parametrize(("op", "dtype"), [("Div", "int32"), ("Div", "float"), ("Mod", "int8")])
 def test_divisors_are_not_zero(op: str, dtype: str) -> None:
-    model = _model(f"f ({dtype}[500] a, {dtype}[500] b) => ({dtype}[500] c) {{ c = {op}(a, b) }}")
+    model = parsed(f"f ({dtype}[500] a, {dtype}[500] b) => ({dtype}[500] c) {{ c = {op}(a, b) }}")
     assert (_values(model, "b") != 0).all()
     assert (_values(model, "a") == 0).any()
 
@@ -190,7 +188,7 @@ def test_divisors_are_not_zero(op: str, dtype: str) -> None:
     [("Log", 0.0, np.inf), ("Sqrt", 0.0, np.inf), ("Asin", -1, 1), ("Acosh", 1, np.inf)],
 )
 def test_domains_of_functions_are_kept(op: str, low: float, high: float) -> None:
-    model = _model(f"f (float[400] a) => (float[400] b) {{ b = {op}(a) }}", 22)
+    model = parsed(f"f (float[400] a) => (float[400] b) {{ b = {op}(a) }}", 22)
     values = _values(model, "a")
     assert (values >= low).all()
     assert (values <= high).all()
@@ -198,23 +196,23 @@ def test_domains_of_functions_are_kept(op: str, low: float, high: float) -> None
 
 
 def test_powers_are_defined() -> None:
-    model = _model("f (int32[90] a, int32[90] b) => (int32[90] c) { c = Pow(a, b) }")
+    model = parsed("f (int32[90] a, int32[90] b) => (int32[90] c) { c = Pow(a, b) }")
     assert _values(model, "b").min() >= 0
-    model = _model("f (float[90] a, float[90] b) => (float[90] c) { c = Pow(a, b) }")
+    model = parsed("f (float[90] a, float[90] b) => (float[90] c) { c = Pow(a, b) }")
     assert _values(model, "a").min() > 0
-    model = _model("f (float[90] a) => (float[90] c) <float two = {2.0}> { c = Pow(a, two) }")
+    model = parsed("f (float[90] a) => (float[90] c) <float two = {2.0}> { c = Pow(a, two) }")
     assert _values(model, "a").min() < 0
 
 
 def test_a_mask_holds_zeros_and_ones_and_shifts_stay_below_the_width() -> None:
-    model = _model("f (int64[1,64] attention_mask) => (float[1,64] y) { y = Cast<to = 1>(attention_mask) }")
+    model = parsed("f (int64[1,64] attention_mask) => (float[1,64] y) { y = Cast<to = 1>(attention_mask) }")
     assert set(np.unique(_values(model, "attention_mask"))) == {0, 1}
-    model = _model('f (uint8[90] a, uint8[90] b) => (uint8[90] c) { c = BitShift<direction = "LEFT">(a, b) }')
+    model = parsed('f (uint8[90] a, uint8[90] b) => (uint8[90] c) { c = BitShift<direction = "LEFT">(a, b) }')
     assert _values(model, "b").max() == 7
 
 
 def test_initializers_that_are_inputs_are_constants() -> None:
-    model = _model("f (float[2] a, float[2] w) => (float[2] c) <float[2] w = {1, 2}> { c = Add(a, w) }")
+    model = parsed("f (float[2] a, float[2] w) => (float[2] c) <float[2] w = {1, 2}> { c = Add(a, w) }")
     assert [list(s) for s in generate(model, 1)] == [["a"]]
 
 
@@ -236,7 +234,7 @@ def test_initializers_that_are_inputs_are_constants() -> None:
 )
 def test_inputs_that_cannot_be_made_are_refused(text: str, expected: str) -> None:
     with pytest.raises(ModelRefused, match=expected) as caught:
-        generate(_model(text), 1)
+        generate(parsed(text), 1)
     assert "\n" not in str(caught.value)
 
 
@@ -250,7 +248,7 @@ def test_symbolic_shapes_are_refused(shape: Sequence[str | int] | None) -> None:
 
 
 def test_types_honed_does_not_carry_are_refused() -> None:
-    model = _model("f (string[2] a) => (string[2] b) { b = Identity(a) }")
+    model = parsed("f (string[2] a) => (string[2] b) { b = Identity(a) }")
     with pytest.raises(InvalidArgument, match="type honed carries"):
         generate(model)
 
@@ -258,7 +256,7 @@ def test_types_honed_does_not_carry_are_refused() -> None:
 def _over_a_cache(inputs: str, nodes: str, past: int) -> onnx.ModelProto:
     """GroupQueryAttention for three new rows, over a cache of nine in all."""
     new, old = "float[2,3,4]", f"float[2,1,{past},4]"
-    model = _model(
+    model = parsed(
         f"f ({new} q, {new} k, {new} v, {old} pk, {old} pv, {inputs}) => ({new} y) {{ {nodes}"
         " y = com.microsoft.GroupQueryAttention<num_heads = 1, kv_num_heads = 1>"
         "(q, k, v, pk, pv, ends, total) }"
@@ -286,7 +284,7 @@ def test_ends_of_a_cache_are_within_it(past: int) -> None:
 
 def test_a_setting_is_what_it_is_compared_with_in_the_smallest_ranges() -> None:
     """A voice detector refuses any other rate than one that it knows."""
-    model = _model(
+    model = parsed(
         "f (int64 rate, int64[8] many) => (bool a, bool[8] b)"
         "{ known = Constant<value = int64 {16000}>() a = Equal(rate, known) b = Equal(many, known) }"
     )

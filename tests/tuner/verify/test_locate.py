@@ -16,9 +16,7 @@ from honed.tuner.demo import lightglue
 from honed.tuner.verify import inputs
 from honed.tuner.verify.locate import first_difference
 
-
-def _model(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
+from .parsing import parsed
 
 
 def _run(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -41,7 +39,7 @@ def _wrong_at(wrong: Mapping[str, str]) -> Callable[..., dict[str, np.ndarray]]:
     return run
 
 
-DIAMOND = _model(
+DIAMOND = parsed(
     "f (float[4] x) => (float[4] y, float[4] z) {"
     "a = Exp(x) b = Sin(a) c = Cos(a) d = Abs(b) e = Add(c, d) y = Tanh(e) z = Relu(a) }"
 )
@@ -131,7 +129,7 @@ def test_wrong_shapes_and_nan_differ() -> None:
 
 @pytest.mark.slow
 def test_values_read_by_subgraphs_are_looked_at() -> None:
-    model = _model(
+    model = parsed(
         "f (bool c, float[3] x) => (float[3] y) { a = Exp(x) b = Sin(a) y = If (c) <"
         "then_branch = g () => (float[3] t) { t = Neg(b) },"
         "else_branch = h () => (float[3] t) { t = Abs(a) }> }"

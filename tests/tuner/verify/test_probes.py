@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import parser
 
 from honed.tuner.demo import lightglue
 from honed.tuner.verify import inputs
@@ -13,9 +11,7 @@ from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import ReferenceFailure
 from honed.tuner.verify.probes import ReferenceProbes, choose
 
-
-def _model(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
+from .parsing import parsed
 
 
 def _chosen(result: ReferenceProbes | ReferenceFailure) -> ReferenceProbes:
@@ -35,7 +31,7 @@ def test_a_sane_model_gets_the_first_inputs_and_the_usual_tolerance() -> None:
 
 
 # Amplifies a difference of the inputs from 1 by 1e6 where the sum of the inputs is negative.
-TOUCHY = _model(
+TOUCHY = parsed(
     "f (float[1] x) => (float[1] y) <float one = {1}, float much = {1000000}, float none = {0}> {"
     "r = Mul(x, much) s = Sin(r) low = Less(x, none) y = Where(low, s, x) }"
 )
@@ -51,7 +47,7 @@ def test_inputs_that_amplify_rounding_are_passed_over() -> None:
 
 
 def test_a_model_that_always_amplifies_is_proven_to_less_and_it_is_said() -> None:
-    model = _model("f (float[64] x) => (float[64] y) <float much = {30000}> { r = Mul(x, much) y = Sin(r) }")
+    model = parsed("f (float[64] x) => (float[64] y) <float much = {30000}> { r = Mul(x, much) y = Sin(r) }")
     found = _chosen(choose(model, 2, "fp32"))
     assert 1e-3 < found.tolerance[0] <= 0.05
     assert len(found.notes) == 1
@@ -61,22 +57,22 @@ def test_a_model_that_always_amplifies_is_proven_to_less_and_it_is_said() -> Non
 
 @pytest.mark.slow
 def test_integers_stay_equal_and_their_noise_is_said() -> None:
-    model = _model(
+    model = parsed(
         "f (float[512] x) => (int32[512] y) <float much = {1e9}> { r = Mul(x, much) y = Cast<to = 6>(r) }"
     )
     found = _chosen(choose(model, 1, "fp32"))
     assert found.tolerance == (0.0,)
     assert "may be refused" in found.notes[0]
-    model = _model("f (float[512] x) => (int64[1] y) { y = ArgMax(x) }")
+    model = parsed("f (float[512] x) => (int64[1] y) { y = ArgMax(x) }")
     assert _chosen(choose(model, 2, "fp32")).notes == ()
 
 
 def test_integer_inputs_have_no_noise() -> None:
-    model = _model("f (int64[3] x) => (int64[3] y) { y = Add(x, x) }")
+    model = parsed("f (int64[3] x) => (int64[3] y) { y = Add(x, x) }")
     found = _chosen(choose(model, 2, "fp32"))
     assert (found.tolerance, found.notes) == ((0.0,), ())
 
 
 def test_a_failure_is_handed_on() -> None:
-    model = _model("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
+    model = parsed("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
     assert isinstance(choose(model, 1, "fp32", limits=EvaluationLimits(seconds=30)), ReferenceFailure)

@@ -6,10 +6,8 @@ import subprocess
 import sys
 
 import numpy as np
-import onnx
 import psutil
 import pytest
-from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
@@ -17,9 +15,7 @@ from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate
 
-
-def _model(text: str, opset: int = 18) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+from .parsing import parsed
 
 
 def _done(result: Reference | ReferenceFailure) -> Reference:
@@ -33,7 +29,7 @@ def _failed(result: Reference | ReferenceFailure) -> str:
     return result.reason
 
 
-ALL_TYPES = _model(
+ALL_TYPES = parsed(
     "f (float16[2,3] h, bool[3] b, int8[2] i, double s, float[0,4] e, uint8[2] u) =>"
     "(float16[2,3] ho, bool[3] bo, int8[2] io, double so, float[0,4] eo, int32[2] uo)"
     "{ ho = Relu(h) bo = Not(b) io = Identity(i) so = Sqrt(s) eo = Relu(e) uo = Cast<to = 6>(u) }"
@@ -71,7 +67,7 @@ def test_both_evaluators_agree_on_lightglue() -> None:
 @pytest.mark.parametrize("opset", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 9, 13, 14)), 15])
 def test_normalisation_uses_what_it_is_given(opset: int) -> None:
     """ONNX's evaluator mixes mean and variance of the input in, below opset 14."""
-    model = _model(
+    model = parsed(
         "f (float[2,3,4] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[2,3,4] y)"
         "{ y = BatchNormalization<epsilon = 0.01>(x, s, b, m, v) }",
         opset,
@@ -85,7 +81,7 @@ def test_normalisation_uses_what_it_is_given(opset: int) -> None:
 
 
 def test_training_is_no_reference() -> None:
-    model = _model(
+    model = parsed(
         "f (float[2,3] x, float[3] s, float[3] b, float[3] m, float[3] v)"
         " => (float[2,3] y, float[3] n, float[3] w)"
         "{ y, n, w = BatchNormalization(x, s, b, m, v) }",
@@ -95,7 +91,7 @@ def test_training_is_no_reference() -> None:
 
 
 def test_what_the_first_evaluator_lacks_the_second_does_and_it_is_said() -> None:
-    model = _model("f (double[4] a) => (double[4] c) { c = Sinh(a) }")
+    model = parsed("f (double[4] a) => (double[4] c) { c = Sinh(a) }")
     given = inputs.generate(model, 1)
     result = _done(evaluate(model, given))
     assert result.evaluator.startswith("onnx.reference ")
@@ -106,14 +102,14 @@ def test_what_the_first_evaluator_lacks_the_second_does_and_it_is_said() -> None
 
 
 def test_a_failure_of_both_names_both() -> None:
-    model = _model("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
+    model = parsed("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
     reason = _failed(evaluate(model, [{"a": np.zeros(2, np.float32)}]))
     assert "onnxruntime could not evaluate" in reason
     assert "reference could not evaluate" in reason
     assert "NoSuchOperator" in reason
 
 
-ENDLESS = _model(
+ENDLESS = parsed(
     "f (float[1] a) => (float[1] c) <int64 trips = {1000000000000}, bool go = {1}> {"
     "c = Loop(trips, go, a) <body = g (int64 i, bool c1, float[1] s) => (bool c2, float[1] t)"
     "{ c2 = Identity(c1) t = Cos(s) }> }"
@@ -135,7 +131,7 @@ def test_time_out_does_not_try_the_slower_evaluator() -> None:
 
 @pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
 def test_memory_is_bounded(evaluator: str) -> None:
-    model = _model(
+    model = parsed(
         "f (float[1] a) => (float[1] c) <int64[1] size = {6000000000}> {"
         "big = ConstantOfShape(size) c = ReduceMax(big) }"
     )
@@ -145,7 +141,7 @@ def test_memory_is_bounded(evaluator: str) -> None:
 
 
 def test_what_is_no_tensor_is_a_failure() -> None:
-    model = _model("f (float[2] a) => (seq(float[2]) c) { c = SequenceConstruct(a) }")
+    model = parsed("f (float[2] a) => (seq(float[2]) c) { c = SequenceConstruct(a) }")
     assert "'c' is not a tensor" in _failed(evaluate(model, [{"a": np.zeros(2, np.float32)}]))
 
 

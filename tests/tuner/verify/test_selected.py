@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
@@ -20,6 +19,9 @@ from honed.tuner.compiler import compile as compiling
 from honed.tuner.verify import discontinuities, levels
 from honed.tuner.verify.confined import DEFAULT_LIMITS
 from honed.tuner.verify.inputs import generate
+from tests.tuner.requests import request_for
+
+from .test_discontinuities import runtime
 
 TOLERANCE = (1e-3, 0.0, 1e-3)
 NAMES = ("scores", "labels", "boxes")
@@ -51,12 +53,6 @@ f (float[1,24,16] x) => (float[1,{kept}] scores, int64[1,{kept}] labels, float[1
         weights = rng.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(weights, name))
     return model
-
-
-def run(model: onnx.ModelProto, sets: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [value.name for value in model.graph.output]
-    return [dict(zip(names, session.run(None, dict(each)), strict=True)) for each in sets]
 
 
 def right(reference: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> bool:
@@ -118,7 +114,7 @@ def test_a_wrong_value_is_no_other_order(tied: dict[str, np.ndarray]) -> None:
 def found(model: onnx.ModelProto) -> tuple[Selection, ...]:
     inputs = generate(model, 2)
     tolerance = [1e-3 if v.type.tensor_type.elem_type == 1 else 0.0 for v in model.graph.output]
-    return discontinuities.selections(model, inputs, run(model, inputs), tolerance, DEFAULT_LIMITS)
+    return discontinuities.selections(model, inputs, runtime(model, inputs), tolerance, DEFAULT_LIMITS)
 
 
 def test_what_follows_a_selection_is_found_however_it_is_computed() -> None:
@@ -146,7 +142,7 @@ def test_a_detector_with_near_equal_queries_is_right_in_any_order() -> None:
         variant: onnx.ModelProto, sets: Sequence[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         rng = np.random.default_rng(0)
-        made = run(variant, sets)
+        made = runtime(variant, sets)
         for each in made:
             each["r"] = each["r"] + rng.uniform(-1e-6, 1e-6, each["r"].shape).astype(np.float32)
         return made
@@ -161,15 +157,7 @@ def test_a_detector_with_near_equal_queries_is_right_in_any_order() -> None:
 
 def test_it_is_compiled_and_its_file_says_which_rows_are_a_set(tmp_path: Path, device: Device) -> None:
     onnx.save(detector(1e-7, 24 * 5), tmp_path / "d.onnx")
-    request = compiling.CompileRequest(
-        path=tmp_path / "d.onnx",
-        output=tmp_path / "d.honed",
-        profile=device.profile,
-        device=device,
-        shapes={},
-        precision="fp32",
-        filename="d.onnx",
-    )
+    request = request_for(tmp_path / "d.onnx", device)
     made = compiling.compile_file(request, lambda *_: None)
     proof = modelfile.read(request.output).model.proof
     assert proof is not None

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
 from honed.tuner.verify import graphs
 from honed.tuner.verify.tolerance import HALF_MOST, for_model, for_output, work
 
-
-def _model(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
+from .parsing import parsed
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "uint64"])
@@ -58,7 +54,7 @@ def test_a_sum_in_half_keeps_to_it(length: int, seed: int) -> None:
 
 
 def test_depth_and_sums_are_read_off_the_graph() -> None:
-    model = _model(
+    model = parsed(
         "f (float[1,3,8,8] x, float[4,3,3,3] w, float[144,7] m) => (float[1,7] y) <int64[2] s = {1,-1}> {"
         "a = Conv(x, w) b = Relu(a) c = Reshape(b, s) d = MatMul(c, m) y = Softmax(d) }"
     )
@@ -79,7 +75,7 @@ def test_depth_and_sums_are_read_off_the_graph() -> None:
 )
 def test_sums_of_operators(call: str, sizes: tuple[str, str, str], expected: int) -> None:
     out = f"float[{sizes[2]}]" if sizes[2] else "float"
-    model = _model(
+    model = parsed(
         f"f (float[{sizes[0]}] a, float[{sizes[1]}] b) => ({out} y) <int64[1] s = {{5}}> {{ y = {call} }}"
     )
     assert work(model, graphs.infer(model)).reduction == expected
@@ -88,11 +84,11 @@ def test_sums_of_operators(call: str, sizes: tuple[str, str, str], expected: int
 def test_every_output_of_a_model_has_one() -> None:
     assert for_model(lightglue.build(16), "fp32") == (1e-3, 1e-3, 1e-3)
     assert for_model(lightglue.build(16), "fp16") == (HALF_MOST,) * 3
-    model = _model("f (float[3] a) => (float[3] b, int64[1] c) { b = Relu(a) c = ArgMax(a) }")
+    model = parsed("f (float[3] a) => (float[3] b, int64[1] c) { b = Relu(a) c = ArgMax(a) }")
     assert for_model(model, "fp32") == (1e-3, 0.0)
 
 
 def test_an_output_of_another_type_is_named() -> None:
-    model = _model("f (float[3] a) => (string[3] b) { b = Cast<to = 8>(a) }")
+    model = parsed("f (float[3] a) => (string[3] b) { b = Cast<to = 8>(a) }")
     with pytest.raises(InvalidArgument, match="output 'b' is not a tensor of a type honed carries"):
         for_model(model, "fp32")

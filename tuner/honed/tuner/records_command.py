@@ -11,7 +11,6 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
 from .records import (
     Choose,
-    ImportCounts,
     MeasurementSetup,
     ProgressRecord,
     Records,
@@ -59,16 +58,12 @@ def import_(job: commands.Import, emit: Emit) -> events.Imported:
     with file, Records.open(job.records) as records:
         _note(records, emit)
         done = import_jsonl(records, file, setup, hints_only=job.hints)
-    _check(done, job.file)
-    return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
-
-
-def _check(done: ImportCounts, file: Path) -> None:
     if done.refused and not done.added and not done.merged:
         raise InvalidArgument(
-            f"none of the {len(done.refused)} records in {file} can be used, the first because: "
+            f"none of the {len(done.refused)} records in {job.file} can be used, the first because: "
             f"{done.refused[0]}; import what 'hone records export' wrote on a board of the same kind"
         )
+    return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
 
 
 def history(job: commands.ShowHistory, emit: Emit) -> events.History:

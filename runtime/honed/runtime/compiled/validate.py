@@ -199,8 +199,7 @@ def _check_kernel(model: CompiledModel, where: str, kernel: Kernel, declared: li
         kernel.entry in declared[kernel.source], f"{where}: its source declares no __kernel {kernel.entry}"
     )
     require(
-        all(1 <= size <= limit for size, limit in zip(kernel.block, limits.max_work_item_sizes, strict=True))
-        and math.prod(kernel.block) <= limits.max_work_group_size,
+        min(kernel.block) >= 1 and limits.allows_group(kernel.block),
         f"{where} has work-groups of {list(kernel.block)} and the device allows {limits.max_work_group_size} "
         f"in all and {list(limits.max_work_item_sizes)} along each axis",
     )

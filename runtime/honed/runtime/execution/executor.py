@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -506,10 +506,18 @@ def converted(
     Ports whose buffers are `kept`, as both an input's and an output's, are left to NumPy. Raises pyopencl's
     errors, and DeviceError if the device cannot build the conversion.
     """
-    halves = {port.name for port in ports if _is_half(port) and port.buffer not in kept}
+    halves = {
+        port.name
+        for port in ports
+        if port.seen == np.float16
+        and port.held == np.float32
+        and math.prod(port.shape) > 0
+        and port.buffer not in kept
+    }
     if not halves:
         return ConvertedPorts(ports)
     program = programs.build(device, _SOURCE, cache_dir)
+    name = "widened" if inwards else "narrowed"
     found: list[Port] = []
     launches: list[Command] = []
     for port in ports:
@@ -522,17 +530,8 @@ def converted(
             Buffer(dtype="float16", shape=port.shape, place=place, offset=0, nbytes=2 * elements)
         )
         buffers = [memory.buffers[index], memory.buffers[port.buffer]]
-        launches.append(_launch(program, buffers if inwards else buffers[::-1], inwards, elements))
+        kernel = cl.Kernel(program, name)
+        kernel.set_args(*(buffers if inwards else buffers[::-1]), np.uint64(elements))
+        launches.append(Command.launch(None, name, kernel, (-(-elements // _GROUP), 1, 1), (_GROUP, 1, 1)))
         found.append(replace(port, buffer=index, held=port.seen))
     return ConvertedPorts(tuple(found), tuple(launches))
-
-
-def _is_half(port: Port) -> bool:
-    return port.seen == np.float16 and port.held == np.float32 and math.prod(port.shape) > 0
-
-
-def _launch(program: Any, buffers: Iterable[Any], inwards: bool, elements: int) -> Command:
-    name = "widened" if inwards else "narrowed"
-    kernel = cl.Kernel(program, name)
-    kernel.set_args(*buffers, np.uint64(elements))
-    return Command.launch(None, name, kernel, (-(-elements // _GROUP), 1, 1), (_GROUP, 1, 1))

@@ -64,7 +64,7 @@ def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
     except cl.Error as error:
         if data_is_short():  # A driver short of memory reports the program as wrong
             raise MemoryError(f"{device.spec} built a kernel of the model") from error
-        raise NotBuilt(device, _complaint(error)) from error
+        raise NotBuilt(device, complaint(error)) from error
     if kept is not None and _gives_binary(device):
         _keep(program, kept)
     return program
@@ -117,12 +117,11 @@ def _digest(kept: Path, binary: bytes) -> bytes:
     return hashlib.sha256(kept.name.encode() + binary).digest()
 
 
-def _complaint(error: Any) -> str:
+def complaint(error: Exception) -> str:
     """Return the most informative line of a build log: the first with "error", else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(
-        (line for line in lines if "error" in line.casefold() and "BUILD_PROGRAM" not in line), lines[0]
-    )[:200]
+    telling = (line for line in lines if "error" in line.casefold() and "BUILD_PROGRAM" not in line)
+    return next(telling, lines[0] if lines else type(error).__name__)[:200]
 
 
 _DOTS = "_4x8packed_"  # Part of the names of cl_khr_integer_dot_product's functions
@@ -192,8 +191,7 @@ def check_built(built: Any, kernel: Kernel, device: Device) -> None:
 
 def _check_geometry(kernel: Kernel, device: Device) -> None:
     limits = device.profile.limits
-    fits = all(size <= most for size, most in zip(kernel.block, limits.max_work_item_sizes, strict=True))
-    if not fits or math.prod(kernel.block) > limits.max_work_group_size:
+    if not limits.allows_group(kernel.block):
         raise _unfit(
             device,
             f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} has "

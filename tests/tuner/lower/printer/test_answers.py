@@ -63,8 +63,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Printed]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, printed: list[Printed], device: Device) -> None:
-    limits = device.profile.limits
-    normalised = frontend.normalise(frontend.load(models.path(name)), fp16=limits.fp16, fp64=limits.fp64)
+    normalised = frontend.normalise(frontend.load(models.path(name)), profile=device.profile)
     lower_module(frontend.import_relax(normalised), device.profile)
     assert printed
     for one in printed:

@@ -75,10 +75,8 @@ def prepare(
     builds no kernel for them. Raises as `frontend.normalise` does, and adds the reason why the model was not
     cut. A decoder's form has one more input (`form.with_room`).
     """
-    model, limits = with_room(model, shapes), profile.limits
-    normalised = partial(
-        frontend.normalise, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
-    )
+    model = with_room(model, shapes)
+    normalised = partial(frontend.normalise, shapes=shapes, precision=precision, profile=profile)
     try:
         whole = normalised(model)
         if not unbuilt:

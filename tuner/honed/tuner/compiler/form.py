@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from honed.protocol.errors import ModelRefused
 from honed.runtime.execution.growth import ROWS_MASK
@@ -464,19 +463,9 @@ def _types(model: onnx.ModelProto) -> Iterator[tuple[str, int]]:
 
 
 def _evaluated(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
-    """Return the value of a node; None where it cannot be computed here."""
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in values.items()
-    ]
-    output = onnx.ValueInfoProto(name=node.output[0])
-    graph = helper.make_graph([node], "node", inputs, [output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    try:
-        (found,) = ReferenceEvaluator(model).run(None, dict(values))
-    except Exception:  # noqa: BLE001 - what the evaluator does not know is left to the compiler
-        return None
-    return np.asarray(found)
+    """Return the value of a node of ONNX's domain; None where it cannot be computed here."""
+    found = graphs.evaluate_node(node, values, [helper.make_opsetid("", opset)])
+    return None if found is None else np.asarray(found)
 
 
 def _shaped(shape: tuple[int, ...]) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.machine.profile import DeviceProfile
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Precondition
@@ -57,13 +58,12 @@ def normalise(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     precision: Precision = "auto",
-    fp16: bool = True,
-    fp64: bool = True,
+    profile: DeviceProfile | None = None,
     limits: FrontendLimits | None = None,
     passes: Sequence[Pass] = PASSES,
     parts: Parts | None = None,
 ) -> Normalised:
-    """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
+    """Normalise a checked model for a device, by default one of all arithmetic, and improve its graph.
 
     The CPU engine runs `parts` of it (`honed.tuner.compiler.partition`), which nodes of PART_DOMAIN
     represent. Raises ModelRefused with every reason found, InvalidArgument where the model or the device
@@ -77,7 +77,7 @@ def normalise(
     values = [item for item in items if isinstance(item, Value)]
     graph = _assemble(walker.builder, walker.inputs, outputs, values, model.graph.name or "model")
     graph, applied = improve(graph, passes)
-    notes = _convert(graph, precision, fp16=fp16, fp64=fp64)
+    notes = _convert(graph, precision, profile)
     return Normalised(
         model=_model(graph),
         inputs=walker.inputs,
@@ -188,13 +188,14 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     return model
 
 
-def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: bool) -> tuple[str, ...]:
+def _convert(graph: onnx.GraphProto, precision: Precision, profile: DeviceProfile | None) -> tuple[str, ...]:
     """Convert a graph (in place) to the requested precision, as far as the device has it; return notes.
 
     Raises InvalidArgument for fp16 on a device without it.
     """
     if precision not in ("auto", "fp32", "fp16"):
         raise InvalidArgument(f"precision {precision!r} does not exist; use auto, fp32 or fp16")
+    fp16, fp64 = (profile.limits.fp16, profile.limits.fp64) if profile is not None else (True, True)
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
     present, notes = _float_types(graph), []

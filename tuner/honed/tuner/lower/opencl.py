@@ -295,10 +295,7 @@ def _check(lowered: Lowered, profile: DeviceProfile) -> None:
             f"the source has {len(lowered.source)} bytes, above the device profile's {rules.max_source_bytes}"
         )
     for launch in lowered.launches:
-        x, y, z = launch.block
-        if x * y * z > limits.max_work_group_size or any(
-            have > most for have, most in zip(launch.block, limits.max_work_item_sizes, strict=True)
-        ):
+        if not limits.allows_group(launch.block):
             raise LoweringFailed(f"work-group {launch.block} is larger than the device allows")
     for found in divergent_barriers(lowered.source):
         raise LoweringFailed(str(found))

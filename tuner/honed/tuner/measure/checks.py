@@ -85,11 +85,7 @@ def sound(workload: Workload, candidate: Candidate, limits: DeviceLimits) -> Ref
                     f"launch {launch.entry} needs {kind.nbytes} bytes of buffer {index}, "
                     f"which has {sizes[index]}",
                 )
-        items = launch.block[0] * launch.block[1] * launch.block[2]
-        fits = items <= limits.max_work_group_size and all(
-            n <= most for n, most in zip(launch.block, limits.max_work_item_sizes, strict=True)
-        )
-        if not fits or min(*launch.grid, *launch.block) < 1:
+        if not limits.allows_group(launch.block) or min(*launch.grid, *launch.block) < 1:
             return Refusal(
                 Outcome.BUILD,
                 f"launch {launch.entry} has work-groups of {list(launch.block)} and the device takes "

@@ -14,6 +14,7 @@ import numpy as np
 from honed.jobs import surveying
 from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
+from honed.runtime.execution import programs
 from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import checks
@@ -34,7 +35,7 @@ from .checks import (
 )
 from .process import FENCE
 from .session import DeviceSession, FencedBuffer, GuardedBuffer, LoadedWorkload
-from .timing import BoundCandidate, InterleavedTiming, SamplingPlan, complaint, time_candidate, warm_up
+from .timing import BoundCandidate, InterleavedTiming, SamplingPlan, time_candidate, warm_up
 
 # Bytes that fill memory before a run, alternating: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
@@ -153,7 +154,7 @@ class Examination:
         except cl.Error as error:
             code = getattr(error, "code", None)
             outcome = Outcome.MEMORY if code in _MEMORY_CODES else Outcome.BUILD
-            why = f"the driver cannot compile it ({complaint(error)})"
+            why = f"the driver cannot compile it ({programs.complaint(error)})"
             raise Dropped(Refusal(outcome, why)) from error
 
     def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:

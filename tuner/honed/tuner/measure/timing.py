@@ -118,13 +118,6 @@ def build(context: Any, source: str) -> Any:
     return cl.Program(context, source).build(options=list(programs.OPTIONS), cache_dir=False)
 
 
-def complaint(error: Exception) -> str:
-    """Return the most informative line of a driver's error: the first with "error:", else the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = (line for line in lines if "error:" in line.casefold())
-    return next(telling, lines[0] if lines else type(error).__name__)[:200]
-
-
 # Kernels that show the device's present speed: a yardstick, and probes of its memory.
 
 GROUP = 64  # Work-items

@@ -122,7 +122,10 @@ class ScheduleTrace:
 
     def text(self) -> str:
         """Return the trace as text that `traces.apply` plays."""
-        made = [[n, _plain(decision)] for n, decision in sorted(self.decisions.items())]
+        made = [
+            [n, list(decision.factors) if isinstance(decision, Tile) else decision.index]
+            for n, decision in sorted(self.decisions.items())
+        ]
         return json.dumps([self.steps, made], separators=(",", ":"))
 
     def _parts(self, place: int) -> int:
@@ -195,10 +198,6 @@ def _decision(step: Any, made: Any) -> Decision | None:
     if name == "SampleCategorical":
         return Choice(int(made), len(attributes[0]))
     return None
-
-
-def _plain(decision: Decision) -> int | list[int]:
-    return list(decision.factors) if isinstance(decision, Tile) else decision.index
 
 
 # Sizes that keep a Mali's cores busy.

@@ -378,6 +378,12 @@ def bind_plane(schedule: Schedule, loops: TileLoops) -> None:
             schedule.bind(loop, f"{kind}.{axis}")
 
 
+def bind_items(schedule: Schedule, down: LoopRV, across: LoopRV) -> None:
+    """Bind two loops to a group's work-items along y and x."""
+    schedule.bind(down, "threadIdx.y")
+    schedule.bind(across, "threadIdx.x")
+
+
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
     """Bind the outer loop of a block under which no other block is computed; a last group may be partial."""
     if limits.groups_of_one:

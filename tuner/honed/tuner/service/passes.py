@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 from honed.jobs import events
@@ -20,7 +21,7 @@ from honed.runtime.compiled.model import ScheduleProvenance
 from honed.tuner.measure.candidate import LEASED
 from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
-from honed.tuner.tune.opening import SessionResources
+from honed.tuner.tune.opening import SessionResources, on_device
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms, lost_by_forms
 
@@ -83,13 +84,12 @@ class TuningPass:
             self._gate,
             SessionResources(
                 self._plan.name,
-                device=self._device,
+                partial(on_device, self._device, self._view.cache_dir, limits=LEASED),
                 records=self._view.records,
                 cache_dir=self._view.cache_dir,
                 seed=known.passes,
                 emit=self._heard,
                 gate=self._gate,
-                limits=LEASED,
                 trust_defaults=True,
                 hints=self._view.hints,
             ) as opened,

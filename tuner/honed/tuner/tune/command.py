@@ -22,7 +22,7 @@ from honed.protocol.strict import copy_fields
 
 from .children import compile_apart
 from .compare import Compared, compare
-from .opening import MeasurementBackend, SessionResources, Tell
+from .opening import OpenInstrument, SessionResources, on_device
 from .session import Emit, SearchBudget, TuningSession
 from .task import CUT, ModelTasks, TaskState
 
@@ -184,20 +184,19 @@ def _stoppable() -> Iterator[_Stop]:
 def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionResources:
     return SessionResources(
         job.name or job.file.stem,
-        device=job.device,
+        _instrument(job),
         records=job.records,
         cache_dir=job.cache_dir,
         seed=seed,
         emit=emit,
         hints=job.hints,
-        elsewhere=_elsewhere(job),
     )
 
 
-def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], MeasurementBackend] | None:
-    """Return the function that opens the extension's instrument of the job, or None."""
+def _instrument(job: commands.Search[Any]) -> OpenInstrument:
+    """Return the function that opens the device that the job measures on, or an extension's instrument."""
     if job.instrument is None:
-        return None
+        return partial(on_device, job.device, job.cache_dir)
     missing = f"a {job.instrument}"
     try:
         for each in entry_points(group="honed.instruments", name=job.instrument):

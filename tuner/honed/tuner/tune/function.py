@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
 from .extract import adopt
-from .opening import SessionResources
+from .opening import SessionResources, on_device
 from .session import SearchBudget
 from .task import TaskProgress
 
@@ -73,7 +74,7 @@ def tune_function(
         tempfile.TemporaryDirectory(prefix="honed-tune-") as own,
         SessionResources(
             name,
-            device=device,
+            partial(on_device, device, cache_dir or Path(own)),
             records=records or Path(own) / "records.sqlite",
             cache_dir=cache_dir or Path(own),
             seed=seed,

@@ -14,7 +14,6 @@ from honed.jobs import events
 from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.families import DeviceFamily
-from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, CandidateRunner, MeasureLimits
 from honed.tuner.measure.gate import Gate
@@ -23,7 +22,7 @@ from honed.tuner.records import HINTS_PER_TASK, MeasurementSetup, Records
 from honed.tuner.setup import setup_for
 
 from .children import BATCH, Proposals, SearchChild
-from .session import Emit, TuningSession
+from .session import Emit, Rooflines, TuningSession
 from .trials import Trials
 
 Tell = Callable[[str], None]
@@ -37,35 +36,24 @@ class SessionResources:
     def __init__(
         self,
         name: str,
+        open_instrument: OpenInstrument,
         *,
-        device: str | None,
         records: Path,
         cache_dir: Path,
         seed: int,
         emit: Emit,
         gate: Gate | None = None,
-        limits: MeasureLimits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
-        elsewhere: Callable[[Tell], MeasurementBackend] | None = None,
         hints: int = HINTS_PER_TASK,
     ) -> None:
-        """Open the device and the records, and set up the session.
+        """Open the instrument and the records, and set up the session.
 
-        `name` is the model's in the records; `device` is a spec, or None for the best device there is; `gate`
-        and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, the session
-        uses no device of this machine, but the instrument that `elsewhere` opens. At most `hints` of a hub
-        are tried for a task in a day. Raises DeviceError where there is no device, bench or board, and the
-        errors of `Records.open`.
+        `name` is the model's in the records; `gate` and `trust_defaults` are the session's. At most `hints`
+        of a hub are tried for a task in a day. Raises DeviceError where there is no device, bench or board,
+        and the errors of `Records.open`.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
-
-        def tell(text: str) -> None:
-            emit(events.Note(text=text))
-
-        if elsewhere is not None:
-            instrument = elsewhere(tell)
-        else:
-            instrument = on_device(device, cache_dir, limits, kernel_log(tell))
+        instrument = open_instrument(lambda text: emit(events.Note(text=text)))
         self.spec, self._keep_peaks, self.instrument = instrument.spec, instrument.keep_peaks, instrument
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
@@ -81,11 +69,10 @@ class SessionResources:
         trials = Trials(instrument.measurer, self.records, setup)
         self.session = TuningSession(
             name,
-            profile,
+            Rooflines(profile, instrument.peaks_again),
             trials,
             Proposals(self.search, self.records, setup, ahead=instrument.sharing.ahead, hints=hints),
             emit,
-            peaks_again=instrument.peaks_again,
             gate=gate,
             trust_defaults=trust_defaults,
         )
@@ -156,13 +143,17 @@ class MeasurementBackend:
     batch: int = BATCH
 
 
+OpenInstrument = Callable[[Tell], MeasurementBackend]
+
+
 def on_device(
-    device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None
+    device: str | None, cache_dir: Path, tell: Tell, limits: MeasureLimits = DEFAULT_LIMITS
 ) -> MeasurementBackend:
     """Return an instrument on the device of a spec, or on the best device there is if the spec is None.
 
-    Raises DeviceError where there is no device.
+    `limits` bound each measurement. Raises DeviceError where there is no device.
     """
+    log = kernel_log(tell)
     found = survey(device, cache_dir)
     profile = found.measured()
     beside = sharing(profile.family, len(os.sched_getaffinity(0)))

@@ -54,7 +54,7 @@ from .calls import (
     UpdateCostModel,
 )
 from .extract import Extraction, adopt, extract, workload, write_sets
-from .task import ModelTasks, TuningTask
+from .task import ModelTasks
 
 if TYPE_CHECKING:
     from honed.tuner.frontend import Precision
@@ -142,15 +142,12 @@ class Searcher(RpcServer):
             tasks=tuple(one.task for one in tasks), opaque=tuple(found.opaque), contests=found.contests
         )
 
-    def _load(self, call: LoadTask) -> LoadedTask:
-        return self._loaded(call.task)
-
-    def _loaded(self, task: TuningTask) -> LoadedTask:
+    def _load(self, call: LoadTask | MakeDefault | Propose) -> LoadedTask:
         """Load a task: its workload, whose answers are checked with drawn inputs and TVM's outputs.
 
         `fresh` says whether its search is yet to begin; searches of recently loaded tasks continue.
         """
-        key = task.key
+        task, key = call.task, call.task.key
         hunt = self.hunts.pop(key) if key in self.hunts else TaskSearch(key, self)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
@@ -167,11 +164,11 @@ class Searcher(RpcServer):
         lowered = self.begun.pop(call.task.key).result()
         if call.settle:
             wait(self.begun.values())
-        return DefaultSchedule(loaded=self._loaded(call.task), candidate=Candidate.of("default", lowered))
+        return DefaultSchedule(loaded=self._load(call), candidate=Candidate.of("default", lowered))
 
     def propose(self, call: Propose) -> Proposed | None:
         """Load a task and propose a batch of it."""
-        loaded = self._loaded(call.task)
+        loaded = self._load(call)
         return self.hunts[call.task.key].propose(loaded, call)
 
     def _replay(self, call: Replay) -> tuple[ProposedCandidate, ...]:

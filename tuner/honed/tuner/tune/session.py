@@ -116,24 +116,23 @@ class TuningSession:
     def __init__(
         self,
         name: str,
-        profile: DeviceProfile,
+        rooflines: Rooflines,
         trials: Trials,
         proposals: Proposals,
         emit: Emit,
         *,
-        peaks_again: Callable[[], DeviceProfile],
         gate: Gate | None = None,
         trust_defaults: bool = False,
     ) -> None:
         """Set up a session.
 
-        `name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
-        `gate` says when the session may go on; None: always. With `trust_defaults`, recorded default
-        schedules of this setup are not timed again, except for as many as show the present speed.
+        `name` is the model's in the records. `gate` says when the session may go on; None: always. With
+        `trust_defaults`, recorded default schedules of this setup are not timed again, except for as many as
+        show the present speed.
         """
         self.name = name
         self.setup = trials.setup
-        self._for_defaults = for_defaults(self.setup, profile.rules.family)
+        self._for_defaults = for_defaults(self.setup, rooflines.profile.rules.family)
         self.records: Records = trials.records
         self.emit = emit
         self.tasks: list[TaskProgress] = []
@@ -142,7 +141,7 @@ class TuningSession:
         self.spent = Spent()  # Spent since the search began
         self._trying = trials
         self._proposals = proposals
-        self._rooflines = Rooflines(profile, peaks_again)
+        self._rooflines = rooflines
         self._spent_now = Spent()  # Spent in the present round
         self._budget = SearchBudget()
         self.stopped = False  # `stop` was called, or the gate stays closed

@@ -7,9 +7,10 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -308,26 +309,30 @@ def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
     """Return the value of one node; None where it decides no shapes, or cannot be computed."""
-    from onnx.reference import ReferenceEvaluator  # Slow to import, and children do not need it
-
     values = {name: value for name, value in given.items() if value is not None}
     if not all(map(_decides_shapes, values.values())):
         return None
-    graph = helper.make_graph(
-        [node],
-        "folded",
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for n, v in values.items()
-        ],
-        [onnx.ValueInfoProto(name=node.output[0])],
-    )
-    single = helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+    value = evaluate_node(node, values, model.opset_import)
+    return value if isinstance(value, np.ndarray) and _decides_shapes(value) else None
+
+
+def evaluate_node(
+    node: onnx.NodeProto, values: Mapping[str, np.ndarray], opsets: Iterable[onnx.OperatorSetIdProto]
+) -> Any:
+    """Return the value of a node of one output by ONNX's evaluator; None where that cannot compute it."""
+    from onnx.reference import ReferenceEvaluator  # Slow to import, and children do not need it
+
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in values.items()
+    ]
+    graph = helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=node.output[0])])
     try:
-        (value,) = ReferenceEvaluator(single).run(None, dict(values))
+        evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=list(opsets)))
+        (value,) = evaluator.run(None, dict(values))
     except Exception:  # noqa: BLE001  the node is untrusted, and nothing is lost by not knowing its value
         return None
-    return value if isinstance(value, np.ndarray) and _decides_shapes(value) else None
+    return value
 
 
 def _decides_shapes(value: np.ndarray) -> bool:

@@ -268,10 +268,10 @@ def choose(
 
     `given` are the user's inputs, which precede generated ones. `precision` is that of the compiled form's
     arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model opened
-    at its steps, where the values there are needed and can be computed. Generated inputs keep to the compiled
-    form's `preconditions`. Where too few inputs are well determined the best of the others are used, and the
-    tolerance of float outputs is widened to eight times their noise, up to 5 %, which a note says. Raises as
-    `Inputs` does.
+    at its steps, where the values there are needed; its evaluation alone may fail, as they may be too large.
+    Generated inputs keep to the compiled form's `preconditions`. Where too few inputs are well determined the
+    best of the others are used, and the tolerance of float outputs is widened to eight times their noise, up
+    to 5 %, which a note says. Raises as `Inputs` does.
     """
     allowed, names = for_model(model, precision), graphs.outputs(model)
     fresh = Inputs(model, whole, preconditions)
@@ -286,19 +286,9 @@ def choose(
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
-        # The values of the opened model may be too large
-        if isinstance(found, ReferenceFailure) and apart is not None:
-            return choose(
-                model,
-                count,
-                precision,
-                seed=seed,
-                limits=limits,
-                given=given,
-                whole=whole,
-                preconditions=preconditions,
-            )
         if isinstance(found, ReferenceFailure):
+            if apart is not None:
+                return found
             if trials:
                 break
             if found.inputs and shrink < _SMALLEST:

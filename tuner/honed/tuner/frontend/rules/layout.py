@@ -111,9 +111,8 @@ def reshape_rule(b: Builder, c: NodeCall) -> Value:
         wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
     if -1 in wanted:
         rest = math.prod(v for v in wanted if v != -1)
-        if wanted.count(-1) > 1 or rest == 0 or x.size % rest:
-            raise NodeRefused(f"its shape {wanted} does not fit a tensor of {x.size} elements")
-        wanted[wanted.index(-1)] = x.size // rest
+        if wanted.count(-1) == 1 and rest and x.size % rest == 0:
+            wanted[wanted.index(-1)] = x.size // rest
     if any(v < 0 for v in wanted) or math.prod(wanted) != x.size:
         raise NodeRefused(f"its shape {wanted} does not fit a tensor of {x.size} elements")
     return reshape(b, x, wanted)

@@ -22,6 +22,7 @@ from honed.tuner.search.parts import (
     BlockInfo,
     SketchLimits,
     below,
+    bind_items,
     blocks,
     fuse,
     is_dear,
@@ -361,7 +362,7 @@ def attention_groups(
     schedule.reorder(*grid, across, high, wide, rows, vectors, vector)
     under = fuse(schedule, grid)
     schedule.bind(under, "blockIdx.x")
-    _bind(schedule, high, wide)
+    bind_items(schedule, high, wide)
     write_out(schedule, [rows, vectors, vector])
     _multiply_in_group(schedule, one.product.block, wide, lanes, by, copied=copied)
     _share_rows(schedule, one, under, group)
@@ -386,11 +387,6 @@ def _shared_out(
     steps, wide = schedule.split(rest, [None, group.wide])
     turns, vectors = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=limits.tile)
     return (*schedule.split(schedule.fuse(steps, wide), [turns, group.wide, vectors]), vector)
-
-
-def _bind(schedule: Schedule, high: LoopRV, wide: LoopRV) -> None:
-    schedule.bind(high, "threadIdx.y")
-    schedule.bind(wide, "threadIdx.x")
 
 
 def _multiply_in_group(
@@ -431,7 +427,7 @@ def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadG
         high, mine = schedule.split(rows, [group.high, group.rows])
         turns, wide = schedule.split(keys, [None, group.wide])
         schedule.reorder(high, mine, turns, wide)
-        _bind(schedule, high, wide)
+        bind_items(schedule, high, wide)
 
 
 def _score(
@@ -454,7 +450,7 @@ def _score(
     high, rows = schedule.split(tile, [group.high, group.rows])
     across, wide, vectors, vector = _shared_out(schedule, keys, group, lanes, limits)
     schedule.reorder(across, high, wide, rows, vectors, vector)
-    _bind(schedule, high, wide)
+    bind_items(schedule, high, wide)
     write_out(schedule, [rows, vectors, vector])
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 

@@ -414,7 +414,8 @@ def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
 
     For slices, rows that fit unchanged are first.
     """
-    extents, image = [axis[0][1].extent for axis in _axes(sketch)[:-1]], _of_images(sketch)
+    extents = [axis[0][1].extent for axis in _axes(sketch)[:-1]]
+    image = next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
     if not slices:
         rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
         return [_made(sketch, row, _shares(row, extents, image=image)) for row in rows]
@@ -450,10 +451,6 @@ def _made(sketch: ScheduleTrace, row: _AxisTiling, shares: Sequence[Sequence[int
             changed[place] = tile.cut(factor, extent)
             extent //= factor
     return sketch.with_most(changed)
-
-
-def _of_images(sketch: ScheduleTrace) -> bool:
-    return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
 
 
 def _shares(row: _AxisTiling, extents: Sequence[int], *, image: bool) -> list[list[int]]:

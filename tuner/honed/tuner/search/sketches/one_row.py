@@ -20,6 +20,7 @@ from honed.tuner.search.parts import (
     BlockInfo,
     SketchLimits,
     below,
+    bind_items,
     blocks,
     fuse,
     is_dear,
@@ -191,7 +192,7 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     for sums, part in one.products:
         if sums is not None:
             slice_, *_, column = below(schedule, kept[part], under)
-            _bind(schedule, slice_, column)
+            bind_items(schedule, slice_, column)
             _sum_slice(schedule, sums, slice_sums[part], column, limits)
             slice_, *_, column = below(schedule, part.block, under)
         else:
@@ -200,12 +201,12 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
             unroll_some(schedule, mine, (0, limits.tail_unroll))
             schedule.reorder(column, slice_, mine)
         schedule.reorder(column, slice_)
-        _bind(schedule, slice_, column)
+        bind_items(schedule, slice_, column)
     shared = [part.block for part in (*one.sums, *([one.row] if one.row is not None else []))]
     _keep(schedule, shared, under)
     for block in (*shared, result):
         _, *threads = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
-        _bind(schedule, *threads)
+        bind_items(schedule, *threads)
     return True
 
 
@@ -221,11 +222,6 @@ def _element_bytes(schedule: Schedule, product: _Product) -> int:
     part = product[0] or product[1]
     read = reads_along(schedule, part.block, part.spatial[-1])
     return max(int(schedule.get(part.block).reads[n].source.dtype.bits) for n in read) // 8
-
-
-def _bind(schedule: Schedule, slices: LoopRV, items: LoopRV) -> None:
-    schedule.bind(slices, "threadIdx.y")
-    schedule.bind(items, "threadIdx.x")
 
 
 def _sum_slice(

@@ -20,6 +20,7 @@ from honed.tuner.search.parts import (
     below,
     bind,
     bind_alone,
+    bind_items,
     by_single_items,
     fuse,
     is_contraction,
@@ -114,13 +115,13 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     group = fuse(schedule, [*outer, row])
     stored = _in_group(schedule, work, partial, group)
     schedule.bind(group, "blockIdx.x")
-    _bind_plane(schedule, down, across)
+    bind_items(schedule, down, across)
     vectorise(schedule, final.block, across, lanes, limits)
     for part in work.parts[:-1]:
         if not part.is_reduction:
             *loops, columns = below(schedule, part.block, group)
             across, _ = schedule.split(columns, [sharers, None])
-            _bind_plane(schedule, fuse(schedule, loops), across)
+            bind_items(schedule, fuse(schedule, loops), across)
             set_private(schedule, part.block)  # The budget knows how long a slice may be
             vectorise(schedule, part.block, across, lanes, limits)
             continue
@@ -130,17 +131,17 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             reduced = [loops.pop(0)] if block is part.block else []  # rfactor makes its axis a block's first
             schedule.reorder(*loops, *reduced)
             _, *threads = schedule.split(fuse(schedule, loops), [None, rows_, sharers])
-            _bind_plane(schedule, *threads)
+            bind_items(schedule, *threads)
         for block in (slices, *stored[slices]):
             loops = below(schedule, block, group)
             reduced = [loops.pop(-1 if in_vectors is None else 0)] if block is slices else []
             across = loops.pop(0 if block is slices else -1)
             schedule.reorder(*loops, across, *reduced)
-            _bind_plane(schedule, fuse(schedule, loops), across)
+            bind_items(schedule, fuse(schedule, loops), across)
         if in_vectors is not None:
             vector, across, *loops, steps = below(schedule, in_vectors, group)
             schedule.reorder(*loops, across, steps, vector)
-            _bind_plane(schedule, fuse(schedule, loops), across)
+            bind_items(schedule, fuse(schedule, loops), across)
             schedule.vectorize(vector)
             schedule.decompose_reduction(in_vectors, steps)
         for block in (slices, part.block):
@@ -175,12 +176,6 @@ def _in_group(
             schedule.compute_at(in_vectors, group, preserve_unit_loops=True)
             set_private(schedule, in_vectors)
     return stored
-
-
-def _bind_plane(schedule: Schedule, down: LoopRV, across: LoopRV) -> None:
-    """Bind the loops over rows and over slices of a row."""
-    schedule.bind(down, "threadIdx.y")
-    schedule.bind(across, "threadIdx.x")
 
 
 def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool) -> tuple[LoopRV, LoopRV]:
