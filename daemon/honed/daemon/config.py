@@ -69,13 +69,8 @@ def lines_of(text: str) -> dict[str, int]:
 
 # ---- The service's settings: defaults, then TOML files, then the environment, then the command line ----
 #
-# `honed.toml` has the tables in `Config`, whose fields are its settings: [service] says where things are and
-# which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
-# that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
-# models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
-# whether the service starts a tuner, [hub] what honed-hub shares. Files in `honed.toml.d/` beside it that
-# end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
-# setting keeps its origin.
+# `honed.toml` has the tables in `Config`. Files in `honed.toml.d/` beside it that end in .toml are read after
+# it in the order of their names; a later file wins setting by setting. Every setting keeps its origin.
 
 MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # Limit for a line: the parser's time for a key is quadratic in its parts
