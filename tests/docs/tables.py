@@ -55,6 +55,7 @@ def shipped() -> str:
     titles = {table: title for names, title in headings for table in TABLES if f"[{table}]" in names}
     lines = [head.rstrip()]
     for table in TABLES:
+        assert table in titles, f"write a heading '## [{table}]: ...' for the table into {CONFIGURATION.name}"
         title = titles[table]
         lines += ["", f"# {title[:1].upper()}{title[1:]}.", f"[{table}]"]
         for each in settings().values():

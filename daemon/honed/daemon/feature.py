@@ -56,8 +56,9 @@ class FeatureRequest:
 
     `params` were prepared, perhaps for several requests that differ in `data` and `id`; `known` caches values
     derived from them. Features replace fields: `runner_of` returns the model that answers inputs of given
-    shapes instead of `entry`; `deadline` (monotonic seconds) overrides the timeout of `params`; with `alone`
-    the request is not batched; each of `answered` is called after the answer.
+    shapes instead of `entry`; `deadline` (monotonic seconds), which ModelRun sets, overrides the timeout of
+    `params`; with `alone` the request is not batched; each of `answered` is called after the answer. What a
+    feature answers by itself counts as a request, and not as an inference.
     """
 
     connection: Connection
@@ -131,7 +132,8 @@ class Feature:
         """Return a handler of a model's requests that calls `infer`; None: the feature is not used.
 
         The pipeline calls this at a model's first request, and again when its version or settings have
-        changed, so that requests for a model without features run no code of features.
+        changed, so that requests for a model without features run no code of features. A configuration that
+        is read again changes nothing here.
         """
         return None
 
