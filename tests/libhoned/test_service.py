@@ -68,7 +68,7 @@ def test_a_file_of_the_programs_own_is_brought_with_its_external_data(
     """The model is described, and answers by its name; bringing it again gives the same name."""
     path, found = tmp_path / "own.onnx", ctypes.c_void_p()
     path.write_bytes(model(location="weights.bin", folder=tmp_path))
-    running = start_service(config='[serve]\nengine = "fastest"\n')
+    running = start_service(config='[serve]\nengine = "cpu"\n')
     with opened(library, running.socket) as connected:
         names = []
         for _ in range(2):

@@ -52,8 +52,11 @@ class Client:
         until: Callable[[], object] | None = None,
         **settings: str,
     ) -> Ended:
-        """Run it; it has to end by itself, without an error. Its runs go on `until` something holds."""
-        command = [*before, str(self.program), self.runtime, str(self.model), *keys]
+        """Run it; it has to end by itself, without an error. Its runs go on `until` something holds.
+
+        It rests between runs: the library tries the service when the app has run for some time.
+        """
+        command = [*before, str(self.program), self.runtime, str(self.model), "pause=8", *keys]
         command += ["milliseconds=-1"] * (until is not None)
         preload = {"LD_PRELOAD": self.preloaded} if self.preloaded else {}
         # A busy machine takes a processor away for longer than a run; this does not lose a row.

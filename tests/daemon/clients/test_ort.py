@@ -246,12 +246,12 @@ print(json.dumps([len(wrong), routes(session)[0].in_flight]))
 def test_other_sizes_get_forms_of_their_own(service: Service, path: Path) -> None:
     script = """
 session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-for rows in (8, 5, 3):
+for rows in (8, 5):
     own = session.run(None, feed(rows))[0]
     assert np.allclose(until_routed(session, feed(rows))[0], own, atol=1e-4)
 print(json.dumps(sorted(r.state for r in routes(session))))
 """
-    assert ran(service, script, path.parent) == ["routed"] * 3
+    assert ran(service, script, path.parent) == ["routed"] * 2
 
 
 def test_bytes_have_their_data_beside_the_folder_where_the_app_opened_them(

@@ -229,11 +229,14 @@ def _of(size: int) -> dict[str, Any]:
     return {"inputs": [INPUT | {"shape": [size]}], "raw_input_contents": [bytes(4 * size)]}
 
 
-def test_whatever_comes_and_goes(empty_service: Service, small_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_whatever_comes_and_goes(
+    empty_service: Service, small_model: Path, tmp_path: Path, examples: int
+) -> None:
     longer = add_constant(SIZE + 1).write(tmp_path / "longer.honed")
     machine = type("Machine", (Prepared,), {"service": empty_service, "models": (small_model, longer)})
     few = settings(
-        max_examples=4,
+        max_examples=examples,
         phases=[Phase.generate],
         stateful_step_count=25,
         deadline=None,

@@ -293,7 +293,7 @@ def test_models_come_and_go_while_clients_infer(service: Service, small_model: P
     thread.start()
     try:
         with service.client() as client:
-            for _ in range(5):
+            for _ in range(2):
                 client.add(small_model, name="guest")
                 client.infer("guest", {"x": X})
                 client.remove("guest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,13 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@pytest.mark.parametrize("op", _FUNCTIONS)
+@pytest.mark.parametrize(
+    "op",
+    [
+        each if each in ("Elu", "HardSwish") else pytest.param(each, marks=pytest.mark.slow)
+        for each in _FUNCTIONS
+    ],
+)
 def test_a_chain_of_one_operator(op: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, 64)).astype("f")
     wanted: Array = x.astype("d")
@@ -94,8 +101,8 @@ def test_a_graph_that_doubles() -> None:
 
 
 def test_a_concatenation_of_very_many() -> None:
-    count, rng = 700, np.random.default_rng(0)
-    x, places = rng.standard_normal((2, 5)).astype("f"), rng.integers(0, 5, 700)
+    count, rng = 300, np.random.default_rng(0)
+    x, places = rng.standard_normal((2, 5)).astype("f"), rng.integers(0, 5, count)
     nodes = [helper.make_node("Gather", ["x", f"i{n}"], [f"g{n}"], axis=1) for n in range(count)]
     nodes.append(helper.make_node("Concat", [f"g{n}" for n in range(count)], ["y"], axis=1))
     constants: dict[str, Array] = {f"i{n}": places[n : n + 1] for n in range(count)}
@@ -103,10 +110,25 @@ def test_a_concatenation_of_very_many() -> None:
     np.testing.assert_array_equal(got, x[:, places])
 
 
-@pytest.mark.parametrize("kind", ["float32", "int32"])
-@pytest.mark.parametrize(("shape", "axis"), [((2, 3000), 1), ((130, 3), 0), ((2, 65, 7), -2), ((1, 1), 1)])
-@pytest.mark.parametrize("exclusive", [0, 1])
-@pytest.mark.parametrize("reverse", [0, 1])
+def sums() -> list[Any]:
+    """Return all ways to sum; of those that are not slow, any two choices meet in one."""
+    axes = [((2, 3000), 1), ((130, 3), 0), ((2, 65, 7), -2), ((1, 1), 1)]
+    ways = product(enumerate(axes), ("float32", "int32"), (0, 1), (0, 1))
+    return [
+        pytest.param(
+            kind,
+            *axis,
+            exclusive,
+            reverse,
+            marks=()
+            if (n % 2, n // 2) == (exclusive ^ (kind == "int32"), exclusive ^ reverse)
+            else pytest.mark.slow,
+        )
+        for (n, axis), kind, exclusive, reverse in ways
+    ]
+
+
+@pytest.mark.parametrize(("kind", "shape", "axis", "exclusive", "reverse"), sums())
 def test_running_sums(kind: str, shape: tuple[int, ...], axis: int, exclusive: int, reverse: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, shape).astype(kind)
     node = helper.make_node("CumSum", ["x", "a"], ["y"], exclusive=exclusive, reverse=reverse)
@@ -117,7 +139,7 @@ def test_running_sums(kind: str, shape: tuple[int, ...], axis: int, exclusive: i
     np.testing.assert_array_equal(got, np.flip(sums, axis) if reverse else sums)
 
 
-@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("reverse", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_running_products(reverse: int) -> None:
     x = np.random.default_rng(0).uniform(0.95, 1.05, (3, 200)).astype("f")
     node = helper.make_node("CumProd", ["x", "a"], ["y"], exclusive=1, reverse=reverse)
