@@ -56,7 +56,7 @@ def decoder_in(path: Path) -> DecoderModel:
 def _lines(path: Path, known: DecoderModel, form: DecoderBucket, *, kernels: bool) -> Iterator[str]:
     device, before = select(None), form.capacity // 2
     model = normalised(path, device.profile, known.shapes(form))
-    growing = growth(known.held(StepSize(1, form.tokens, 0)))
+    growing = growth(known.state_tensors(StepSize(1, form.tokens, 0)))
     state, given, whole = values(known, form, before)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -87,7 +87,7 @@ def values(known: DecoderModel, form: DecoderBucket, before: int) -> tuple[Array
     """Return made-up state, and the other inputs of a form and of the file, after `before` tokens."""
     rng = np.random.default_rng(0)
     state: Arrays = {}
-    for each in known.held(StepSize(1, form.tokens, 0)):
+    for each in known.state_tensors(StepSize(1, form.tokens, 0)):
         shape = [before if axis == each.axis else size for axis, size in enumerate(each.initial_shape)]
         state[each.input] = (0.5 * rng.standard_normal(shape)).astype(each.dtype)
     ids = rng.integers(1, _VOCABULARY, (1, form.tokens))

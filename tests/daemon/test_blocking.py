@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import clearing_in_thread, in_thread
 
 
 def test_work_whose_caller_is_gone_ends_in_silence(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +42,7 @@ def test_a_folder_is_cleared_in_a_thread_also_after_a_failure() -> None:
         cleared.append(threading.current_thread())
 
     async def main() -> None:
-        async with cleared_in_thread(folder()) as entered:
+        async with clearing_in_thread(folder()) as entered:
             assert entered == "a folder"
             raise KeyError
 

@@ -101,14 +101,14 @@ class Sequence:
             for given, data in zip(self._known.inputs(piece.form), contents, strict=True)
         }
         nothing = RunTemplate(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
-        run = RunModel(key="", form=nothing.packed(), raw=())
+        run = RunModel(key="", form=nothing.pack(), raw=())
         call = RunStep(
             run=run,
             sequence=self.number,
             rows=self.rows,
             count=count,
             batch=1,
-            tensors=self._known.held(StepSize(1, tokens, 0)),
+            tensors=self._known.state_tensors(StepSize(1, tokens, 0)),
             constants=(),
             max_state_bytes=self.most,
             last_token=(),
@@ -252,7 +252,7 @@ def test_state_that_does_not_grow_is_not_kept_in_a_form(
     path: Path, known: DecoderModel, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Sequence(1, path, known, DeviceSequences())
-    monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
+    monkeypatch.setattr(type(known), "state_tensors", lambda *_: HELD_ONCE)
     with pytest.raises(InvalidArgument, match="state that does not grow"):
         one.asked(forms[1], prompt(1))
 

@@ -88,9 +88,11 @@ class Parts(RpcServer):
             values |= found
             done += 1
         needed = {t.name for number in call.parts[done:] for t in self._parts[number][1]}.union(call.wanted)
-        return self._answered(call, done, ns, sizes, {n: array for n, array in made.items() if n in needed})
+        return self._build_result(
+            call, done, ns, sizes, {n: array for n, array in made.items() if n in needed}
+        )
 
-    def _answered(
+    def _build_result(
         self,
         call: RunParts,
         done: int,

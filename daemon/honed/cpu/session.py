@@ -95,7 +95,7 @@ class BoundSession:
             elif _is_bound(value.dtype):
                 self._binding.bind_cpu_input(name, value)
             else:
-                self._binding.bind_ortvalue_input(name, given_value(value))
+                self._binding.bind_ortvalue_input(name, ortvalue_of(value))
             self._inputs[name] = value
         for name, place in outputs.items():
             if place is None:
@@ -108,7 +108,7 @@ class BoundSession:
         """Run the session; raise ONNX Runtime's errors."""
         self.session.run_with_iobinding(self._binding, running_now.options)
 
-    def found(self, *, lasting: bool) -> dict[str, onnxruntime.OrtValue]:
+    def fetch_outputs(self, *, lasting: bool) -> dict[str, onnxruntime.OrtValue]:
         """Return the outputs of the latest run; `lasting` ones, which take longer, outlive the next run.
 
         An output bound to a value is returned as that value, so that its memory stays the same.
@@ -145,14 +145,14 @@ class Session:
         no external data is read: the file must contain all of it.
         """
         self._threads, self._level, self.lowered, self._tries = threads, level, "", _PLAIN_TRIES
-        model, given = _given(path, alone=alone)
+        model, given = _read_model(path, alone=alone)
         self._path, self._alone = path, alone
         try:
-            self._session = _loaded(given, self._options())
+            self._session = _create_session(given, self._options())
         except ModelRefused as refused:
             self._level = HIGHEST if level == LOWEST else LOWEST
             try:
-                self._session = _loaded(given, self._options())
+                self._session = _create_session(given, self._options())
             except ModelRefused:
                 raise refused from None
             self.lowered = str(refused) if self._level == LOWEST else ""
@@ -174,9 +174,11 @@ class Session:
         """
         self._asked = {name: array.shape for name, array in inputs.items()}
         if self._narrow:
-            found = self._ran(lambda: _run_narrow(self._session, self._outputs, inputs))
+            found = self._run_with_retry(lambda: _run_narrow(self._session, self._outputs, inputs))
         else:
-            found = self._ran(lambda: self._session.run(self._outputs, dict(inputs), running_now.options))
+            found = self._run_with_retry(
+                lambda: self._session.run(self._outputs, dict(inputs), running_now.options)
+            )
         tensors: dict[str, Array] = {}
         value: Any
         for name, value in zip(self._outputs, found, strict=True):
@@ -204,16 +206,16 @@ class Session:
 
         def run() -> BoundSession:
             bound = before
-            # `_ran` may have replaced the session.
+            # `_run_with_retry` may have replaced the session.
             if bound is None or bound.session is not self._session or bound.outputs.keys() != outputs.keys():
                 bound = BoundSession(self._session)
             bound.bind(given, outputs)
             bound.run()
             return bound
 
-        return self._ran(run)
+        return self._run_with_retry(run)
 
-    def _ran(self, run: Callable[[], T]) -> T:
+    def _run_with_retry(self, run: Callable[[], T]) -> T:
         """Return the result of `run`, retried if that may help; raise InvalidArgument or MemoryError."""
         try:
             return run()
@@ -222,13 +224,13 @@ class Session:
                 raise MemoryError(f"ONNX Runtime says {said(error)}") from error
             if MISLED in str(error) and self._by_names:  # Some files give one name to different sizes
                 self._by_names = False
-                self._session = _loaded(self._reread(), self._options())
-                return self._ran(run)
-            if (found := self._ran_plainly(run, said(error))) is not None:
+                self._session = _create_session(self._read_again(), self._options())
+                return self._run_with_retry(run)
+            if (found := self._rerun_unoptimised(run, said(error))) is not None:
                 return found
             raise InvalidArgument(f"the model cannot be run on these inputs: {said(error)}") from error
 
-    def _ran_plainly(self, run: Callable[[], T], why: str) -> T | None:
+    def _rerun_unoptimised(self, run: Callable[[], T], why: str) -> T | None:
         """Return the result of `run` without optimisation, which stays off from now on.
 
         Returns None, and changes nothing, if that fails, too. There are `_PLAIN_TRIES` tries, so that inputs
@@ -241,7 +243,7 @@ class Session:
         before = self._session, self._level
         try:
             self._level = LOWEST
-            self._session = _loaded(self._reread(), self._options())
+            self._session = _create_session(self._read_again(), self._options())
             found = run()
         except Exception:  # noqa: BLE001  the first error is reported
             self._session, self._level = before
@@ -249,8 +251,8 @@ class Session:
         self.lowered = why
         return found
 
-    def _reread(self) -> bytes | str:
-        return _given(self._path, alone=self._alone, by_names=self._by_names)[1]
+    def _read_again(self) -> bytes | str:
+        return _read_model(self._path, alone=self._alone, by_names=self._by_names)[1]
 
     def _options(self) -> onnxruntime.SessionOptions:
         return _options(self._threads, self._level)
@@ -264,7 +266,7 @@ class Session:
             except InvalidArgument:
                 return
 
-    def profiled(self, path: Path) -> tuple[float, list[NodeRun]]:
+    def profile_run(self, path: Path) -> tuple[float, list[NodeRun]]:
         """Return the microseconds of a run of `path` on zeros of the latest shapes, and its nodes.
 
         It is the second run of a new session, because profiling must be enabled before loading. Raises
@@ -276,7 +278,7 @@ class Session:
             options.profile_file_prefix = str(Path(folder) / "run")
             try:
                 session = onnxruntime.InferenceSession(
-                    _given(path, alone=False, by_names=self._by_names)[1],
+                    _read_model(path, alone=False, by_names=self._by_names)[1],
                     options,
                     providers=["CPUExecutionProvider"],
                 )
@@ -293,7 +295,7 @@ class Session:
             return profiling.read(Path(session.end_profiling()).read_text())
 
 
-def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.ModelProto, bytes | str]:
+def _read_model(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.ModelProto, bytes | str]:
     """Return the model, and the path or bytes that ONNX Runtime loads; raise ModelRefused or MissingFiles.
 
     Unless `by_names`, names of dimensions are removed, so that dimensions of one name may differ.
@@ -333,7 +335,7 @@ def _in_place(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(found)
 
 
-def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+def _create_session(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -410,8 +412,8 @@ def _run_narrow(
     session: onnxruntime.InferenceSession, outputs: Sequence[str], inputs: Mapping[str, Array]
 ) -> list[Array]:
     """Return the outputs of a model with types in `_NARROW`; raise ONNX Runtime's errors."""
-    given = {name: given_value(array) for name, array in inputs.items()}
-    return [taken_value(value) for value in session.run_with_ort_values(outputs, given, running_now.options)]
+    given = {name: ortvalue_of(array) for name, array in inputs.items()}
+    return [array_of(value) for value in session.run_with_ort_values(outputs, given, running_now.options)]
 
 
 @functools.cache  # NumPy builds a type's name at each access
@@ -420,18 +422,18 @@ def _is_bound(kind: np.dtype[Any]) -> bool:
     return kind.kind in "biuf" and kind.name not in _NARROW
 
 
-def given_value(array: Array) -> onnxruntime.OrtValue:
+def ortvalue_of(array: Array) -> onnxruntime.OrtValue:
     """Return an array as an ONNX Runtime value, which shares the array's memory if that is contiguous."""
     name = array.dtype.name
     if name not in _NARROW:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
     bits = np.asarray(array, order="C").view(f"u{array.dtype.itemsize}")
     if name in _BITS:
-        bits = np.resize(packed(bits.reshape(-1), _BITS[name]), array.shape)
+        bits = np.resize(pack_bits(bits.reshape(-1), _BITS[name]), array.shape)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype(name).number)
 
 
-def taken_value(value: Any) -> Array:
+def array_of(value: Any) -> Array:
     """Return a copy of an ONNX Runtime value as an array."""
     kept = from_onnx(value.data_type())
     if kept is None or kept.name not in _NARROW:
@@ -441,12 +443,12 @@ def taken_value(value: Any) -> Array:
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     bits = np.frombuffer(raw, f"u{kept.itemsize}")
     if kept.name in _BITS:
-        bits = unpacked(bits, _BITS[kept.name], int(np.prod(shape)), signed=kept.name.startswith("int"))
+        bits = unpack_bits(bits, _BITS[kept.name], int(np.prod(shape)), signed=kept.name.startswith("int"))
     elements: Array = bits.view(kept.numpy).reshape(shape)
     return elements
 
 
-def packed(elements: Array, bits: int) -> Array:
+def pack_bits(elements: Array, bits: int) -> Array:
     """Return elements packed into bytes, the first in the lowest bits (ONNX, TensorProto.int32_data)."""
     per = 8 // bits
     padded = np.zeros(-(-elements.size // per) * per, np.uint8)
@@ -456,8 +458,8 @@ def packed(elements: Array, bits: int) -> Array:
     return whole.astype(np.uint8)
 
 
-def unpacked(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
-    """Return the first `size` elements packed by `packed`, a byte each; signed ones are sign-extended."""
+def unpack_bits(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
+    """Return the first `size` elements packed by `pack_bits`, a byte each; signed ones are sign-extended."""
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
     elements: Array = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
     if signed:

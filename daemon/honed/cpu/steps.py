@@ -21,7 +21,7 @@ from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
 from honed.protocol.errors import Internal, SequenceLost
 from honed.runtime.dtypes import dtype
 
-from .session import BoundSession, Session, given_value, taken_value
+from .session import BoundSession, Session, array_of, ortvalue_of
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
@@ -85,14 +85,14 @@ class CpuSequences:
         held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
         alike, rows = held.alike, call.rows + call.count
         if alike is None or alike.form != call.run.form or held.rows != call.rows or rows > alike.room:
-            held, alike = _prepared(session, call, held, inputs)
+            held, alike = _prepare(session, call, held, inputs)
         step = StepSize(call.batch, call.count, call.rows)
         # Inputs are copied: bindings live until the next step, but the message and shared memory do not.
         inputs = {name: np.array(array) for name, array in inputs.items() if name not in held.state}
-        inputs |= {spec.name: _made(spec, step) for spec in alike.made}
+        inputs |= {spec.name: _generate_input(spec, step) for spec in alike.made}
         constants = {**held.constants, **{name: inputs[name] for name in call.constants if name in inputs}}
         bound = session.step({**constants, **inputs}, held.state, alike.outputs, held.bound)
-        found, state, nbytes = bound.found(lasting=bool(alike.replaced)), held.state, held.nbytes
+        found, state, nbytes = bound.fetch_outputs(lasting=bool(alike.replaced)), held.state, held.nbytes
         if alike.replaced:
             state = {**state, **{tensor.input: found[tensor.output] for tensor in alike.replaced}}
         if alike.counted:
@@ -103,7 +103,7 @@ class CpuSequences:
         call.check_state(nbytes)
         with self._changing:
             self._held[call.sequence] = _Held(rows, held.tensors, state, constants, bound, alike, nbytes)
-        values = {name: taken_value(found[name]) for name in alike.wanted}
+        values = {name: array_of(found[name]) for name in alike.wanted}
         values |= {tensor.output: _start(tensor, found[tensor.output], rows) for tensor in alike.cut}
         return values, rows, nbytes
 
@@ -117,7 +117,7 @@ class CpuSequences:
 
     def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
         """Set a sequence's state to rows computed elsewhere."""
-        state = {name: given_value(np.array(value)) for name, value in values.items()}
+        state = {name: ortvalue_of(np.array(value)) for name, value in values.items()}
         with self._changing:
             self._held[call.sequence] = _Held(call.rows, call.tensors, state)
 
@@ -128,7 +128,7 @@ class CpuSequences:
                 self._held.pop(number, None)
 
 
-def _prepared(
+def _prepare(
     session: Session, call: RunStep, held: _Held, inputs: Mapping[str, Array]
 ) -> tuple[_Held, _Alike]:
     """Return the data that a step starts from, with room for its rows, and its preparation.
@@ -141,7 +141,7 @@ def _prepared(
         raise state_lost()
     if held.rows != call.rows and held.state and any(t.axis < 0 and not t.set_once for t in tensors):
         raise SequenceLost("a request of it failed after it had run")
-    given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
+    given = {t.input: ortvalue_of(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
     grown = {t.input for t in tensors if t.axis >= 0 and t.input not in given} & session.in_place
     state = given | {
         t.input: _with_room(t, held, call) if t.input in grown else _before(t, held, call.rows)
@@ -167,7 +167,7 @@ def _prepared(
     return _Held(call.rows, tensors, state, held.constants, held.bound), alike
 
 
-def _made(spec: TensorSpec, step: StepSize) -> Array:
+def _generate_input(spec: TensorSpec, step: StepSize) -> Array:
     """Return a generated input of a step."""
     shape, values = values_of(spec, step)
     return np.full(shape, values, dtype(spec.dtype).numpy)
@@ -177,10 +177,10 @@ def _before(tensor: StateTensorSpec, held: _Held, rows: int) -> onnxruntime.OrtV
     """Return the value of a state input: zeros at first; without the rows of a failed step."""
     value = held.state.get(tensor.input)
     if value is None:
-        return given_value(np.zeros(tensor.initial_shape, dtype(tensor.dtype).numpy))
+        return ortvalue_of(np.zeros(tensor.initial_shape, dtype(tensor.dtype).numpy))
     if tensor.axis < 0 or value.shape()[tensor.axis] == rows:
         return value
-    return given_value(np.ascontiguousarray(_start(tensor, value, rows)))
+    return ortvalue_of(np.ascontiguousarray(_start(tensor, value, rows)))
 
 
 def _with_room(tensor: StateTensorSpec, held: _Held, call: RunStep) -> onnxruntime.OrtValue:
@@ -194,10 +194,10 @@ def _with_room(tensor: StateTensorSpec, held: _Held, call: RunStep) -> onnxrunti
     if value is not None:
         start = _start(tensor, value, call.rows)
         larger[(slice(None),) * tensor.axis + (slice(call.rows),)] = start
-    return given_value(larger)
+    return ortvalue_of(larger)
 
 
 def _start(tensor: StateTensorSpec, value: onnxruntime.OrtValue, rows: int) -> Array:
     if value.shape()[tensor.axis] < rows:
         raise Internal(f"the state {tensor.input!r} has fewer rows than its sequence")
-    return taken_value(value)[(slice(None),) * tensor.axis + (slice(rows),)]
+    return array_of(value)[(slice(None),) * tensor.axis + (slice(rows),)]

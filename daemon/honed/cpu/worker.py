@@ -68,7 +68,7 @@ class _Loaded:
 def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
     """Return methods that, if memory runs out, evict other models and try again."""
 
-    def retried(handler: Callable[..., object]) -> Callable[..., object]:
+    def with_retry(handler: Callable[..., object]) -> Callable[..., object]:
         def answer(engine: CpuEngine, call: WorkerCall[Any]) -> object:
             try:
                 return handler(engine, call)
@@ -79,7 +79,7 @@ def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
 
         return answer
 
-    return {name: (kind, retried(handler)) for name, (kind, handler) in methods.items()}
+    return {name: (kind, with_retry(handler)) for name, (kind, handler) in methods.items()}
 
 
 def _key_of(call: WorkerCall[Any]) -> str:
@@ -105,7 +105,7 @@ class CpuEngine(Host):
         self._sequences = CpuSequences()
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # Probe inputs of the model being compared
 
-    def loaded(self, key: str) -> Session:
+    def require_loaded(self, key: str) -> Session:
         """Return a loaded model; raise NotLoaded if none has that key."""
         held = self._models.get(key)
         if held is None:
@@ -136,11 +136,11 @@ class CpuEngine(Host):
         """Return whether a call may begin while a long one runs: not if that is timed."""
         return other.method not in _TIMED
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
+    def finish_run(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Return no sizes, as ONNX files have no partitions; record nothing."""
         return ()
 
-    def lowered(self, key: str) -> str:
+    def take_lowering(self, key: str) -> str:
         """Return the error of an optimised session that was given up, once; otherwise ""."""
         if (held := self._models.get(key)) is None:  # The model was evicted after its run
             return ""
@@ -161,11 +161,11 @@ class CpuEngine(Host):
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
-        self.loaded(call.key).try_out()
+        self.require_loaded(call.key).try_out()
         return CheckedProbe()
 
     def _turn(self, call: RunOnProbe) -> ComparisonRun:
-        session = self.loaded(call.key)
+        session = self.require_loaded(call.key)
         if self._sets[0] != call.compiled:
             self._sets = call.compiled, _probes(call.compiled)
         sets = self._sets[1]
@@ -176,9 +176,9 @@ class CpuEngine(Host):
         session.run(inputs)
         return ComparisonRun(ns=time.monotonic_ns() - begun, sets=len(sets))
 
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
+    def run_step(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence whose state ONNX Runtime holds."""
-        return self._sequences.step(self.loaded(call.run.key), call, inputs)
+        return self._sequences.step(self.require_loaded(call.run.key), call, inputs)
 
     def _unload(self, call: UnloadModel) -> Empty:
         self._models.pop(call.key, None)
@@ -186,7 +186,7 @@ class CpuEngine(Host):
         return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
-        whole_us, nodes = self.loaded(call.key).profiled(Path(call.path))
+        whole_us, nodes = self.require_loaded(call.key).profile_run(Path(call.path))
         return profiling.result(call.name, whole_us, nodes, self._identity(), timeline=call.timeline)
 
     def _identity(self) -> DeviceIdentity:

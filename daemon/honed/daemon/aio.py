@@ -39,7 +39,7 @@ async def cancel_all(*works: asyncio.Future[Any]) -> None:
 
 
 @asynccontextmanager
-async def cleared_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[T]:
+async def clearing_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[T]:
     """Enter a folder, and remove it afterwards in a thread: freeing gigabytes takes tenths of a second."""
     entered = folder.__enter__()
     try:
@@ -195,9 +195,9 @@ class DeadlineWatch(Generic[K]):
     def _wait_until(self, end: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(end, self._passed)
+        self._timer = asyncio.get_running_loop().call_at(end, self._expire)
 
-    def _passed(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
         now = time.monotonic()
         for key in sorted((key for key, end in self._ends.items() if end <= now), key=self._ends.__getitem__):

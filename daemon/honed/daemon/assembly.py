@@ -69,7 +69,7 @@ class SharedServices:
     usage_log: UsageLog
     leasing: Leasing
 
-    def changed(self, new: Config) -> None:
+    def apply_config(self, new: Config) -> None:
         """Apply a configuration that was read again."""
         self.usage_log.change(new.usage)
         self.leasing.change(new.idle)
@@ -77,7 +77,7 @@ class SharedServices:
         self.clients.limits_changed()
 
 
-async def founded(config: Config, store: Store, listening: socket.socket) -> SharedServices:
+async def build_shared_services(config: Config, store: Store, listening: socket.socket) -> SharedServices:
     """Build the shared services on a store; the caller adds the models next."""
     places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
@@ -133,7 +133,7 @@ class ServiceComponents:
         )
 
 
-async def assembled(base: SharedServices, reloader: Reloader) -> ServiceComponents:
+async def assemble(base: SharedServices, reloader: Reloader) -> ServiceComponents:
     """Build the components that depend on `base`."""
     publisher = Publisher(
         changes=base.changes,
@@ -210,7 +210,7 @@ async def _features(
         settings=lambda: reloader.config.variants,
         rewrap=pipeline.rewrap,
         may_compile=user_models.may_compile,
-        compiled=user_models.compiled,
+        compiled=user_models.count_compile_seconds,
     )
     sequencer = SequenceFeature(lambda: reloader.config.sequences, base.registry)
     return (
@@ -238,7 +238,7 @@ async def _features(
             policy=policy,
             settings=lambda: reloader.config.variants,
             may_compile=user_models.may_compile,
-            compiled=user_models.compiled,
+            compiled=user_models.count_compile_seconds,
         ),
         Batcher(base.pool, base.usage_log, base.leasing, pipeline.plan),
     )

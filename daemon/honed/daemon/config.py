@@ -167,7 +167,7 @@ def _check_placement(service: Service, origin: str) -> None:
         if placement.find(device) is None:
             raise InvalidArgument(
                 f"{origin}: [service] placement puts {model} on {device!r}, which is not among the devices; "
-                f"use one of {_listed(placement.names, '{!r}')}, or add it to devices"
+                f"use one of {_join(placement.names, '{!r}')}, or add it to devices"
             )
 
 
@@ -254,7 +254,7 @@ def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
     for table, given in content.items():
         if table not in TABLES:
             raise InvalidArgument(
-                f"{file}: there is no table [{table}]{_nearest(table, TABLES)}; use {_listed(TABLES, '[{}]')}"
+                f"{file}: there is no table [{table}]{_nearest(table, TABLES)}; use {_join(TABLES, '[{}]')}"
             )
         if not isinstance(given, dict):
             raise InvalidArgument(f"{file}: {table} must be a table; write [{table}] on a line of its own")
@@ -268,9 +268,9 @@ def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
             if name not in known:
                 raise InvalidArgument(
                     f"{origin}: [{table}] has no setting {key!r}{_nearest(key, keys)}; "
-                    f"use one of {_listed(keys)}"
+                    f"use one of {_join(keys)}"
                 )
-            values[name] = _Value(_checked(known[name], value, origin), origin)
+            values[name] = _Value(_check_type(known[name], value, origin), origin)
     return values
 
 
@@ -295,7 +295,7 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, _Value]:
     return {
-        f"service.{key}": _Value(_given(key, environ[variable]), f"environment variable {variable}")
+        f"service.{key}": _Value(_shell_value(key, environ[variable]), f"environment variable {variable}")
         for key, variable in _ENVIRONMENT.items()
         if environ.get(variable)
     }
@@ -307,18 +307,18 @@ def _from_command_line(overrides: Mapping[str, str | Path | None]) -> dict[str, 
     if unknown:
         raise TypeError(f"no such overrides: {', '.join(sorted(unknown))}")
     return {
-        f"service.{key}": _Value(_given(key, value), f"option --{key.replace('_', '-')}")
+        f"service.{key}": _Value(_shell_value(key, value), f"option --{key.replace('_', '-')}")
         for key, value in overrides.items()
         if value is not None
     }
 
 
-def _given(key: str, value: str | Path) -> str | Path:
+def _shell_value(key: str, value: str | Path) -> str | Path:
     """Return a value given in a shell; relative paths are relative to the current folder."""
     return str(value) if key == "device" else Path(value).absolute()
 
 
-def _checked(setting: Setting, value: object, origin: str) -> object:
+def _check_type(setting: Setting, value: object, origin: str) -> object:
     """Return `value` as the field's type; TOML has no paths, and an integer will do for a float."""
     where = f"{origin}: [{setting.table}] {setting.key}"
     if setting.kind is Path:
@@ -367,7 +367,7 @@ def _nearest(given: str, known: typing.Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _listed(names: typing.Iterable[str], form: str = "{}") -> str:
+def _join(names: typing.Iterable[str], form: str = "{}") -> str:
     return ", ".join(form.format(name) for name in names)
 
 
@@ -403,7 +403,7 @@ class Reloader:
             problem = str(error)
         else:
             pending = tuple(_change(*each) for each in _differences(self.config, on_disk))
-        return shown(self.config, pending, problem)
+        return describe_config(self.config, pending, problem)
 
     async def reload(self) -> ConfigReloaded:
         """Read the configuration again and return the result of ConfigReload.
@@ -420,7 +420,7 @@ class Reloader:
             finally:
                 self._systemd.tell("READY=1")
 
-    def signalled(self) -> None:
+    def handle_signal(self) -> None:
         """Reload the configuration in a task; the result goes to the log."""
         task = asyncio.ensure_future(self._reload_for_log())
         self._tasks.add(task)
@@ -434,7 +434,7 @@ class Reloader:
         found = _differences(self.config, new)
         later = [each for each in found if each[0].effect == "restart"]
         now = [each for each in found if each[0].effect != "restart"]
-        self.config = _mixed(self.config, new)
+        self.config = _merge_reloadable(self.config, new)
         self._changed(self.config)
         for setting, old, then in now:
             _log.info("%s is %s now, was %s", setting.name, then, old)
@@ -448,7 +448,9 @@ class Reloader:
         )
 
 
-def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str = "") -> ConfigShown:
+def describe_config(
+    config: Config, pending: tuple[SettingChange, ...] = (), problem: str = ""
+) -> ConfigShown:
     """Return every setting and the files that were read.
 
     A setting has its value, unit and origin, and when a change of it counts.
@@ -478,7 +480,7 @@ def _differences(old: Config, new: Config) -> list[tuple[Setting, Any, Any]]:
     return [(setting, before, after) for setting, before, after in pairs if before != after]
 
 
-def _mixed(old: Config, new: Config) -> Config:
+def _merge_reloadable(old: Config, new: Config) -> Config:
     """Return `new` where a running service can follow it, and `old` for settings that need a restart.
 
     The limits stay the same object, which takes the new values.

@@ -54,7 +54,7 @@ Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], Non
 class FeatureRequest:
     """A request that passes through the features of its model `entry`.
 
-    `params` were prepared, perhaps for several requests that differ in `data` and `id`; `known` caches values
+    `params` were prepared, perhaps for several requests that differ in `data` and `id`; `cache` caches values
     derived from them. Features replace fields: `runner_of` returns the model that answers inputs of given
     shapes instead of `entry`; `deadline` (monotonic seconds), which ModelRun sets, overrides the timeout of
     `params`; with `alone` the request is not batched; each of `answered` is called after the answer. What a
@@ -66,7 +66,7 @@ class FeatureRequest:
     params: PrepareParams
     data: tuple[Data, ...]
     id: str
-    known: Known = field(default_factory=dict)
+    cache: Known = field(default_factory=dict)
     runner_of: Callable[[Shapes, str], ServedModel] | None = None
     deadline: float | None = None
     alone: bool = False
@@ -74,17 +74,17 @@ class FeatureRequest:
 
     def instead(self, params: PrepareParams, data: tuple[Data, ...]) -> FeatureRequest:
         """Return the request with other parameters and data."""
-        return replace(self, params=params, data=data, known={})
+        return replace(self, params=params, data=data, cache={})
 
     def seconds(self, plan: InferencePlan) -> float:
         """Return the seconds that the request may still take."""
         return plan.timeout if self.deadline is None else self.deadline - time.monotonic()
 
-    def kept(self, what: Hashable, depends: object, found: Callable[[], T]) -> T:
+    def compute_once(self, what: Hashable, depends: object, found: Callable[[], T]) -> T:
         """Return the cached value `what`, or compute it by `found` if `depends` has changed."""
-        held = self.known.get(what)
+        held = self.cache.get(what)
         if held is None or held[0] != depends:
-            held = self.known[what] = depends, found()
+            held = self.cache[what] = depends, found()
         result: T = held[1]
         return result
 
@@ -137,7 +137,7 @@ class Feature:
         """
         return None
 
-    async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
+    async def on_added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
         """Do the feature's work for an added model; return notes for the answer."""
         return ()
 
@@ -145,11 +145,11 @@ class Feature:
         """Return fields of ServerStatus."""
         return {}
 
-    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+    def show_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return fields of ModelShow."""
         return {}
 
-    def listed(self, entry: ServedModel) -> Mapping[str, object]:
+    def index_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return fields of a model in RepositoryIndex."""
         return {}
 

@@ -140,7 +140,7 @@ class SocketServer:
             _log.warning("all messages take more than max_all_bytes; dropping a client of user %d", user)
             largest.close()
 
-    def closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """Forget a connection that was closed, and release its regions."""
         for region in connection.regions.remove(None):
             self._pool.requests.release(region)

@@ -14,7 +14,7 @@ from .aio import in_thread
 from .changes.add import ModelInstaller, failure
 from .core.messages import Added, Damaged, NotRestored
 from .serving.pool import EngineManager
-from .serving.selection import cpu_serves, unfinished
+from .serving.selection import cpu_serves, is_unfinished
 from .store.compiled import CompiledFileInfo
 from .store.inspect import SECONDS, inspect_all
 from .store.names import is_variant
@@ -41,7 +41,7 @@ def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -
             "--device %s` puts it there",
             manifest.name, manifest.device, manifest.name, manifest.device,
         )  # fmt: skip
-        return dataclasses.replace(placed, compiled=None).decided(chosen="", reason="", times=None)
+        return dataclasses.replace(placed, compiled=None).with_decision(chosen="", reason="", times=None)
 
     return {name: on_default(manifest) for name, manifest in models.items()}
 
@@ -72,7 +72,7 @@ async def fill(
     pool: EngineManager, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:
     """Add the stored models; return those whose compiled file cannot be used, with the reason."""
-    found = await _inspected(store, models, systemd)
+    found = await _inspect_all(store, models, systemd)
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
         compiled = found.get(store.object(manifest.compiled)) if manifest.compiled is not None else None
@@ -86,7 +86,7 @@ async def fill(
             await in_thread(store.remove, manifest.name, remaining)
         elif isinstance(compiled, HonedError):
             await in_thread(store.set_aside, manifest)
-            if not _entered_damaged(pool, manifest, compiled):
+            if not _serve_damaged(pool, manifest, compiled):
                 broken.append((manifest, str(compiled)))
         else:
             cpu, rests = cpu_serves(manifest, policy), is_variant(manifest.name)
@@ -104,7 +104,7 @@ async def fill(
     return broken
 
 
-async def _inspected(
+async def _inspect_all(
     store: Store, models: Mapping[str, Manifest], systemd: Systemd
 ) -> dict[Path, CompiledFileInfo | HonedError]:
     """Return the summary of each compiled file, or its error."""
@@ -116,7 +116,7 @@ async def _inspected(
     return found
 
 
-def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError) -> bool:
+def _serve_damaged(pool: EngineManager, manifest: Manifest, error: HonedError) -> bool:
     """Serve a model without its compiled file if the CPU engine can.
 
     Returns whether nothing is left to do: a user's own model is compiled again at the user's turn.
@@ -125,10 +125,10 @@ def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError)
     if manifest.interface is None or pool.cpu is None:
         pool.handle(Damaged(manifest=manifest, preferred_engine=home, reason=reason))
         return False
-    bare = dataclasses.replace(manifest, compiled=None).decided(reason=reason)
+    bare = dataclasses.replace(manifest, compiled=None).with_decision(reason=reason)
     if manifest.owner is not None:
         _log.error("damaged: %s: %s", manifest.name, reason)
-        bare = bare.decided(reason="", chosen="", times=None)
+        bare = bare.with_decision(reason="", chosen="", times=None)
     pool.handle(Added(manifest=bare, compiled=None, preferred_engine=home, proof=None, cpu=True))
     return manifest.owner is not None
 
@@ -146,7 +146,7 @@ def _home(pool: EngineManager, manifest: Manifest) -> str:
     return pool.home(manifest.name, manifest.device, manifest.placement_reason).name
 
 
-def unfinished_work(
+def work_to_finish(
     jobs: ModelInstaller,
     pool: EngineManager,
     models: Mapping[str, Manifest],
@@ -155,7 +155,7 @@ def unfinished_work(
 ) -> Iterator[Coroutine[Any, Any, None]]:
     """Yield the work to compile models whose compilation was interrupted, and damaged ones."""
     for manifest in models.values():
-        if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
+        if manifest.owner is None and pool.cpu is not None and is_unfinished(manifest, policy):
             yield jobs.resume(manifest)
     for manifest, _ in broken:
         yield _restore(jobs, pool, manifest)

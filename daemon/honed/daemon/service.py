@@ -161,7 +161,7 @@ async def _run(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    base = await assembly.founded(config, store, listening)
+    base = await assembly.build_shared_services(config, store, listening)
     models = restoring.without_raced_devices(base.pool, restoring.without_chosen_sessions(models))
     broken = await restoring.fill(base.pool, store, models, systemd, config.serve.engine)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
@@ -170,14 +170,14 @@ async def _run(
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
     base.usage_log.keep_only(models)
-    reloader = Reloader(config, read, systemd, base.changed)
-    loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
-    parts = await assembly.assembled(base, reloader)
+    reloader = Reloader(config, read, systemd, base.apply_config)
+    loop.add_signal_handler(signal.SIGHUP, reloader.handle_signal)
+    parts = await assembly.assemble(base, reloader)
     base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)
-        base.changes.checks.restored()
-        for change in restoring.unfinished_work(
+        base.changes.checks.start_restoring()
+        for change in restoring.work_to_finish(
             base.installer, base.pool, models, broken, config.serve.engine
         ):
             running.push_async_callback(_end, asyncio.ensure_future(change))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
-from honed.daemon.observe.faults import AttributedFault, blamed, kernel_log, ours
+from honed.daemon.observe.faults import AttributedFault, attribute_faults, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, Quarantined, R, from_map
 from honed.protocol.errors import HonedError, NotFound
@@ -172,7 +172,7 @@ def gather(
         models=models,
         faults=ReportedFaults(
             quarantined=quarantined,
-            log=blamed(log, ours(metrics, status), quarantined or ()),
+            log=attribute_faults(log, ours(metrics, status), quarantined or ()),
             log_reason=log.reason,
         ),
         notes=(recorded.missing,) if recorded.missing else (),

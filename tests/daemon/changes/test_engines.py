@@ -30,7 +30,7 @@ from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import DRIFT_RUNS, LatencyDrift
 from honed.daemon.core.state import Registry
 from honed.daemon.features.reselection import EngineReselection
-from honed.daemon.serving.selection import choose, compare, unfinished
+from honed.daemon.serving.selection import choose, compare, is_unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineDecision, EngineTimes, Manifest, Store, begin
@@ -635,7 +635,7 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
             reason="it is not compiled: the compiler is not installed", awaits_compiler=True
         ),
     )
-    assert not unfinished(manifest.decided(awaits_compiler=False), "fastest")
+    assert not is_unfinished(manifest.with_decision(awaits_compiler=False), "fastest")
     store = Store(tmp_path / "state")
     store.open()
     store.commit(manifest, [(source, path)])

@@ -285,7 +285,7 @@ def test_the_compiler_makes_a_form_in_fp16_and_proves_it(
     def halved(source: Path) -> bool:
         known = stored("m", store.keep(source), replace(FOUND, level="all"))
         with caplog.at_level("INFO"):
-            return asyncio.run(checks.halved(known, 1, form))
+            return asyncio.run(checks.write_half(known, 1, form))
 
     assert halved(path), caplog.text
     made = onnx.load(form)
@@ -322,7 +322,7 @@ def test_a_file_is_checked_once_for_each_version_of_onnx_runtime(
         begun = model if sha256 == "a" else stored("other", sha256, None)
         checks.begin(begun)
         checks.begin(begun)  # while it is under way
-        await checks.done(begun)
+        await checks.wait_for_result(begun)
         return checks
 
     assert asyncio.run(go()).made == made
@@ -335,11 +335,11 @@ def test_what_is_known_of_a_file_holds_for_all_models_of_it() -> None:
         machine.handle(
             Added(manifest=stored(name, "a", None), compiled=None, preferred_engine="", proof=None), 0.0, 0.0
         )
-    assert machine.models.asked("a")[0] == "none"
+    assert machine.models.session_config("a")[0] == "none"
     doing = machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
     assert sorted(action.model.name for action in doing if isinstance(action, Persist)) == ["m", "twin"]
-    assert machine.models.asked("a")[0] == "basic"
-    assert machine.models.asked("b")[0] == "none"
+    assert machine.models.session_config("a")[0] == "basic"
+    assert machine.models.session_config("b")[0] == "none"
     assert not machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
     third = stored("third", "a", None)
     checks = Checks(machine.models, "1.31")
@@ -363,8 +363,8 @@ def test_what_is_not_checked_runs_without_optimisation(found: OptimisationCheck 
     machine.handle(
         Added(manifest=stored("m", "a", found), compiled=None, preferred_engine="", proof=None), 0.0, 0.0
     )
-    assert machine.models.asked("a").level == level
+    assert machine.models.session_config("a").level == level
     machine.handle(WorkerReady(engine=CPU, worker=2, spec="", family="", fingerprint="1.31"), 0.0, 0.0)
-    assert machine.models.asked("a").level == level
+    assert machine.models.session_config("a").level == level
     machine.handle(WorkerReady(engine=CPU, worker=3, spec="", family="", fingerprint="1.32"), 0.0, 0.0)
-    assert machine.models.asked("a").level == "none"
+    assert machine.models.session_config("a").level == "none"

@@ -73,9 +73,9 @@ def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:
         return UsageLog(tmp_path / "u.json", UsageSettings(), clock=lambda: 0.0, wall=lambda: 0.0)
 
     first = ledger()
-    first.asked("m", "m@5", {"a": (5,)})
-    first.asked("m", "m@5", {"a": (5,)})
-    first.failed("m", "m@6", {"a": (6,)}, "it has no kernel", "honed 1")
+    first.count_requests("m", "m@5", {"a": (5,)})
+    first.count_requests("m", "m@5", {"a": (5,)})
+    first.record_failure("m", "m@6", {"a": (6,)}, "it has no kernel", "honed 1")
     first.write()
     [five, six] = ledger().wishes("m", "honed 1")
     assert (five.shapes, five.requests, five.failed) == ({"a": (5,)}, 2.0, "")

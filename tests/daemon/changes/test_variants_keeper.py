@@ -79,19 +79,19 @@ class Place:
         raise self.fails
 
     def shown(self) -> Any:
-        return self.keeper.shown(self.registry.get("m"))["variants"]
+        return self.keeper.show_fields(self.registry.get("m"))["variants"]
 
     def ask(self, rows: int, times: int) -> None:
         plan = SimpleNamespace(inputs=((TensorSpec(name="x", dtype="float32", shape=(rows, 4)), None),))
         for _ in range(times):
-            self.keeper.served(self.registry.get("m"), cast(Any, plan))
+            self.keeper.count_shapes(self.registry.get("m"), cast(Any, plan))
 
     def look(self) -> None:
         asyncio.run(self.background.look())
 
 
 def given_as(wanted: str, why: str) -> Manifest:
-    return dataclasses.replace(given("m"), interface=ROWS).decided(requested=wanted, reason=why)
+    return dataclasses.replace(given("m"), interface=ROWS).with_decision(requested=wanted, reason=why)
 
 
 def test_what_cannot_be_compiled_is_said_and_not_tried_again_until_something_changed(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ class World:
             self.end_run(engine, "broken")
         for load in [each for each in self.loads if each.engine == engine]:
             self.loads.remove(load)
-            self.tell(told.LoadCrashed(load.deployment, "it crashed", apart=False))
+            self.tell(told.LoadCrashed(load.deployment, "it crashed", in_builder=False))
         self.proves = [each for each in self.proves if each.engine != engine]
         self.dying.discard(engine)
         self.tell(told.WorkerLost(engine=engine, reason="it crashed", from_outside=outside, failed=failed))
@@ -312,7 +312,7 @@ class World:
         if proof is not None:
             history = begin(stored(key), schedules=key, why="added", now=self.now)
             kept = dataclasses.replace(model.manifest, compiled=stored(key), history=history)
-            kept = self.disk[name] = kept.decided(chosen=chosen, reason="compared")
+            kept = self.disk[name] = kept.with_decision(chosen=chosen, reason="compared")
             self.persists = [each for each in self.persists if each.model.name != name]
             if not stored_only:
                 self.serve(kept, proof)
@@ -489,7 +489,7 @@ class World:
                 why, short = "wrong answers", how == "short"
                 self.tell(told.LoadRefused(load.deployment, load.engine, key, why, short))
             case "apart":
-                self.tell(told.LoadCrashed(load.deployment, "the builder crashed", apart=True))
+                self.tell(told.LoadCrashed(load.deployment, "the builder crashed", in_builder=True))
 
     def end_prove(self, prove: do.VerifyProbe, *, right: bool) -> None:
         self.proves.remove(prove)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from honed.daemon.serving.plan import InferencePlan, ResponseInfo, check
-from honed.daemon.store.compiled import closed
+from honed.daemon.store.compiled import interface_of
 from honed.daemon.worker.calls import InferenceResult, InputSpec, OutputSpec, RegionSlice
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
@@ -47,7 +47,7 @@ def regions() -> Iterator[RegionTable]:
 def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
-    plan = check(parsed, closed(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
+    plan = check(parsed, interface_of(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
     plan.check_data(parsed.raw_input_contents or ())
     return plan
 

@@ -36,79 +36,81 @@ def idle_lease() -> Lease:
 
 def test_granted_while_idle_revoked_by_a_request_and_free_again() -> None:
     lease = idle_lease()
-    assert lease.asked(7, 2.0, 1.0) == [Grant(7, 1)]
+    assert lease.enqueue(7, 2.0, 1.0) == [Grant(7, 1)]
     assert phase(lease) is LeasePhase.GRANTED
     assert lease.request("a request came", 5.0) == [Revoke(7, 1, "a request came")]
     assert phase(lease) is LeasePhase.REVOKING
     assert lease.due() == 7.0
     assert lease.request("another", 5.1) == lease.tick(7.0) == []
-    assert lease.released(7, 1, 6.5) == []
+    assert lease.release(7, 1, 6.5) == []
     assert phase(lease) is LeasePhase.FREE
     assert lease.releases.summary().most == 1.5, "from the first request"
     assert lease.seconds(100.0) == 5.5
-    assert lease.asked(7, 2.0, 8.0) == [], "the request made the machine busy until it is looked at again"
+    assert lease.enqueue(7, 2.0, 8.0) == [], "the request made the machine busy until it is looked at again"
     assert lease.readings(True, "", 40.0) == [Grant(7, 2)]
 
 
 def test_not_granted_while_busy_and_the_first_to_ask_is_the_first() -> None:
     lease = Lease()
-    assert lease.asked(1, 1.0, 0.0) == lease.asked(2, 1.0, 0.1) == lease.readings(False, "hot", 1.0) == []
+    assert lease.enqueue(1, 1.0, 0.0) == lease.enqueue(2, 1.0, 0.1) == lease.readings(False, "hot", 1.0) == []
     assert lease.why == "hot"
     assert lease.readings(True, "", 2.0) == [Grant(1, 1)]
     assert lease.waiting == (2,)
-    assert lease.released(1, 1, 3.0) == [Grant(2, 2)]
-    assert lease.gone(2, 4.0) == []
+    assert lease.release(1, 1, 3.0) == [Grant(2, 2)]
+    assert lease.forget(2, 4.0) == []
     assert phase(lease) is LeasePhase.FREE
 
 
 def test_a_busy_machine_revokes_too_but_counts_no_interrupted_request() -> None:
     lease = idle_lease()
-    lease.asked(1, 1.0, 0.0)
+    lease.enqueue(1, 1.0, 0.0)
     assert lease.readings(False, "on battery", 1.0) == [Revoke(1, 1, "on battery")]
     assert lease.readings(True, "", 1.1) == lease.readings(False, "hot", 1.2) == []
-    assert lease.released(1, 1, 1.5) == []
+    assert lease.release(1, 1, 1.5) == []
     assert lease.releases.summary().count == 0
     # A request that comes while the holder is leaving has waited for it all the same.
     lease.readings(True, "", 2.0)
-    lease.asked(1, 1.0, 2.0)
+    lease.enqueue(1, 1.0, 2.0)
     lease.readings(False, "hot", 3.0)
     lease.request("r", 3.5)
-    lease.released(1, 2, 3.75)
+    lease.release(1, 2, 3.75)
     assert lease.releases.summary().most == 0.25
 
 
 def test_overdue_is_said_once_and_ends_with_the_holder() -> None:
     lease = idle_lease()
-    lease.asked(1, 0.5, 0.0)
+    lease.enqueue(1, 0.5, 0.0)
     lease.request("r", 10.0)
     assert lease.tick(10.5) == []
     assert lease.tick(10.6) == [Overdue(1, 1, 0.5)]
     assert lease.tick(11.0) == []
     assert phase(lease) is LeasePhase.OVERDUE
-    assert lease.readings(True, "", 12.0) == lease.asked(2, 1.0, 12.0) == [], "nobody else gets it meanwhile"
-    assert lease.gone(1, 13.0) == [Grant(2, 2)]
+    assert lease.readings(True, "", 12.0) == lease.enqueue(2, 1.0, 12.0) == [], (
+        "nobody else gets it meanwhile"
+    )
+    assert lease.forget(1, 13.0) == [Grant(2, 2)]
     assert lease.releases.summary().most == 3.0
     assert lease.counts.overdue == 1
 
 
 def test_who_must_leave_must_say_so_before_asking_again() -> None:
     lease = idle_lease()
-    lease.asked(1, 0.5, 0.0)
-    lease.asked(1, 0.7, 0.0)
+    lease.enqueue(1, 0.5, 0.0)
+    lease.enqueue(1, 0.7, 0.0)
     lease.request("r", 1.0)
     assert lease.due() == 1.7, "asking again changes the bound"
     with pytest.raises(InvalidArgument, match="lease 1 was revoked; release it"):
-        lease.asked(1, 0.5, 1.0)
+        lease.enqueue(1, 0.5, 1.0)
 
 
 def test_words_about_other_leases_change_nothing() -> None:
     lease = idle_lease()
-    lease.asked(1, 0.5, 0.0)
-    assert lease.released(2, 1, 1.0) == lease.released(1, 7, 1.0) == lease.gone(2, 1.0) == []
+    lease.enqueue(1, 0.5, 0.0)
+    assert lease.release(2, 1, 1.0) == lease.release(1, 7, 1.0) == lease.forget(2, 1.0) == []
     assert phase(lease) is LeasePhase.GRANTED
-    lease.asked(2, 0.5, 1.0)
-    lease.withdrawn(2)
-    assert lease.released(1, 1, 2.0) == []
+    lease.enqueue(2, 0.5, 1.0)
+    lease.withdraw(2)
+    assert lease.release(1, 1, 2.0) == []
 
 
 class Machine(RuleBasedStateMachine):
@@ -159,29 +161,29 @@ class Machine(RuleBasedStateMachine):
     def ask(self, tuner: int, bound: float) -> None:
         if tuner in self.told:
             with pytest.raises(InvalidArgument):
-                self.lease.asked(tuner, bound, self.now)
+                self.lease.enqueue(tuner, bound, self.now)
             return
         self.bounds[tuner] = bound
         if tuner not in self.believes:
             self.wants.add(tuner)
-        self.act(self.lease.asked(tuner, bound, self.now))
+        self.act(self.lease.enqueue(tuner, bound, self.now))
 
     @rule(tuner=TUNERS)
     def release(self, tuner: int) -> None:
         number = self.believes.get(tuner, 0)
         self.left(tuner)
-        self.lease.withdrawn(tuner)
-        self.act(self.lease.released(tuner, number, self.now))
+        self.lease.withdraw(tuner)
+        self.act(self.lease.release(tuner, number, self.now))
 
     @rule(tuner=TUNERS, number=st.integers(0, 20))
     def say_nonsense(self, tuner: int, number: int) -> None:
         if self.believes.get(tuner) != number:
-            assert self.lease.released(tuner, number, self.now) == []
+            assert self.lease.release(tuner, number, self.now) == []
 
     @rule(tuner=TUNERS)
     def disconnect(self, tuner: int) -> None:
         self.left(tuner)
-        self.act(self.lease.gone(tuner, self.now))
+        self.act(self.lease.forget(tuner, self.now))
 
     @rule()
     def request(self) -> None:

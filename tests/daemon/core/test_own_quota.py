@@ -138,7 +138,7 @@ def test_nobody_is_compiled_for_more_than_a_day_allows(events: list[tuple[int, f
         assert chosen is None or left[chosen] == max(left.values()) > 0
         assert chosen is not None or not any(left.values())
         if left[user] > 0:
-            shares.compiled(user, seconds, now)
+            shares.count_compile_seconds(user, seconds, now)
             assert shares.seconds_spent(user, now) <= bounds.compile_seconds + seconds
     assert shares.seconds_left(1, bounds, now + 2 * DAY) == 1000.0
     again = strict.from_plain(UserQuotas, json.loads(json.dumps(strict.to_plain(shares))), where="shares")
@@ -154,7 +154,7 @@ def test_a_hostile_user_does_not_keep_others_from_compiling() -> None:
         assert user is not None
         if 2 in waiting:
             assert user == 2 or shares.seconds_spent(2, now) >= shares.seconds_spent(1, now)
-        shares.compiled(user, 10.0, now)
+        shares.count_compile_seconds(user, 10.0, now)
         now += 10.0
 
 
@@ -164,7 +164,7 @@ def test_what_was_used_is_known_after_a_restart(tmp_path: Path) -> None:
     kept = QuotaFile(tmp_path / "apps.json")
     kept.shares.use("own-a", 5.0)
     kept.shares.use("own-b", 6.0)
-    kept.shares.compiled(7, 3.0, 100.0)
+    kept.shares.count_compile_seconds(7, 3.0, 100.0)
 
     async def stopped() -> None:
         keeping = asyncio.ensure_future(kept.keep())
@@ -253,5 +253,5 @@ def test_who_sees_what() -> None:
     assert [root.sees(owner) for owner in (None, 1, 2)] == [True] * 3
     assert [anna.sees(owner) for owner in (None, 1, 2)] == [True, True, False]
     text = f"tuning {NOBODYS} and own-{'1' * 40}@2"
-    assert root.veiled(text, frozenset()) == text
-    assert anna.veiled(text, frozenset({NOBODYS})) == f"tuning {NOBODYS} and a model of a user@2"
+    assert root.hide_names(text, frozenset()) == text
+    assert anna.hide_names(text, frozenset({NOBODYS})) == f"tuning {NOBODYS} and a model of a user@2"

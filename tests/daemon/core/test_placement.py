@@ -33,17 +33,17 @@ def test_the_configuration_comes_before_what_was_asked_for() -> None:
 
 def test_what_users_ask_for() -> None:
     placement = Placement("", ("mali", "cpu", "npu"), {"m": "cpu"})
-    assert placement.asked("n", "Cpu", FULL) == ("cpu",)
-    assert placement.asked("n", "g610", FULL) == ("mali",)
-    assert placement.asked("n", "fastest", FULL) == ("mali", "cpu", "npu")
-    assert placement.asked("m", "cortex", FULL) == ("cpu",)
+    assert placement.select("n", "Cpu", FULL) == ("cpu",)
+    assert placement.select("n", "g610", FULL) == ("mali",)
+    assert placement.select("n", "fastest", FULL) == ("mali", "cpu", "npu")
+    assert placement.select("m", "cortex", FULL) == ("cpu",)
     for device in ("mali", "fastest"):
         with pytest.raises(InvalidArgument, match="places m on cpu"):
-            placement.asked("m", device, FULL)
+            placement.select("m", device, FULL)
     with pytest.raises(NotFound, match=r"'tpu' is none of .* ARM Platform/Mali-G610; PoCL/cortex-a76; npu;"):
-        placement.asked("n", "tpu", FULL)
+        placement.select("n", "tpu", FULL)
     with pytest.raises(NotFound, match="several"):
-        placement.asked("n", "o", FULL)
+        placement.select("n", "o", FULL)
 
 
 @pytest.mark.parametrize(

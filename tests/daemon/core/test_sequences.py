@@ -158,7 +158,7 @@ class Life(RuleBasedStateMachine):
             self.sequences.keep(sequence, {"s": StateTensor((nbytes,), data)}, self.now)
         except ResourceExhausted:
             assert others + nbytes > MIB << 20
-            self.sequences.failed(sequence, first=first)
+            self.sequences.record_failure(sequence, first=first)
             return
         assert others + nbytes <= MIB << 20
         self.model[key] = (data, self.now)
@@ -167,7 +167,7 @@ class Life(RuleBasedStateMachine):
     def not_answered(self, key: SequenceKey) -> None:
         if key in self.under_way:
             sequence, first = self.under_way.pop(key)
-            self.sequences.failed(sequence, first=first)
+            self.sequences.record_failure(sequence, first=first)
             if not first:
                 self.model[key] = (self.model[key][0], sequence.used)
 
@@ -218,7 +218,7 @@ def test_it_is_told_why_a_sequence_is_gone() -> None:
         sequences.resume(key, "s", 6.0)
     with pytest.raises(SequenceLost, match="never begun, has ended, or the service was started anew"):
         sequences.resume(SequenceKey(2, "vad", "mic"), "s", 6.0)
-    sequences.failed(sequences.begin(key, "s", (), 7.0), first=True)
+    sequences.record_failure(sequences.begin(key, "s", (), 7.0), first=True)
     with pytest.raises(SequenceLost, match="its first request failed"):
         sequences.resume(key, "s", 7.0)
 

@@ -78,7 +78,7 @@ def test_apps_know_of_no_variants(world: World) -> None:
 
 
 def test_requests_of_a_variant_are_its_models_too(world: World) -> None:
-    world.models.get(VARIANT).statistics.answered_by("gpu")
+    world.models.get(VARIANT).statistics.count_answer_of("gpu")
     for statistics in (world.models.get(MODEL).statistics, world.models.all_statistics):
         assert statistics.engines == {"gpu": 1}
     world.rest(VARIANT)

@@ -89,12 +89,12 @@ def test_the_last_minute_forgets() -> None:
     recent = Recent()
     recent.add(duration(1.0), now=1000.0)
     recent.add(duration(2.0), now=1009.9)
-    assert recent.merged(1055.0).count == 2
-    assert recent.merged(1060.0).count == 0
+    assert recent.merge_slices(1055.0).count == 2
+    assert recent.merge_slices(1060.0).count == 0
     recent.add(duration(3.0), now=1060.0)
-    assert recent.merged(1060.0).count == 1
-    assert Recent.covered(1055.0) == 55.0
-    assert Recent.covered(1060.0) == 50.0
+    assert recent.merge_slices(1060.0).count == 1
+    assert Recent.seconds_covered(1055.0) == 55.0
+    assert Recent.seconds_covered(1060.0) == 50.0
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.floats(0, 200))
@@ -104,17 +104,17 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
     for moment in moments:
         recent.add(duration(0.1), moment)
     now = (moments[-1] if moments else 0.0) + later
-    begin = now - Recent.covered(now)
+    begin = now - Recent.seconds_covered(now)
     certain = sum(moment > begin + 1e-6 for moment in moments)
     possible = sum(moment >= begin - 1e-6 for moment in moments)
-    assert certain <= recent.merged(now).count <= possible
+    assert certain <= recent.merge_slices(now).count <= possible
 
 
 def served(statistics: Statistics, seconds: float = 0.2) -> None:
     inference = ServedInference(
         queued=0.1, total=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
     )
-    statistics.served(inference, now=5.0, wall_ms=123)
+    statistics.count_served(inference, now=5.0, wall_ms=123)
 
 
 def test_what_a_model_counts_is_counted_for_all() -> None:
@@ -124,7 +124,7 @@ def test_what_a_model_counts_is_counted_for_all() -> None:
         served(one)
     with pytest.raises(InvalidArgument), counted(other):
         raise InvalidArgument("no")
-    other.retried()
+    other.count_retry()
     told = whole.figures(now=5.0, uptime=10.0)
     assert (told.requests, told.served, told.retries) == (2, 1, 1)
     assert told.failures == {"INVALID_ARGUMENT": 1}

@@ -21,7 +21,7 @@ def member(
 def gathered(*members: BatchMember, most: int = MOST, delay: float = DELAY) -> BatchQueue:
     found = BatchQueue(most, delay)
     for each in members:
-        found.arrived(each)
+        found.add(each)
     return found
 
 
@@ -41,23 +41,23 @@ def test_it_waits_for_the_delay_or_until_it_is_full() -> None:
 def test_while_one_runs_the_next_gathers() -> None:
     found = gathered(member(1))
     found.due(1.0)
-    found.arrived(member(2, arrived=1.0))
+    found.add(member(2, arrived=1.0))
     assert found.due(50.0) == []
-    found.ended(0.1)
+    found.record_end(0.1)
     assert numbers(found.due(50.0)) == [[2]]
     assert not found.idle
-    found.ended(0.1)
+    found.record_end(0.1)
     assert found.idle
 
 
 def test_a_deadline_is_not_waited_out() -> None:
     found = gathered(member(1))
     found.due(1.0)
-    found.ended(0.2)
-    found.arrived(member(2, arrived=10.0, deadline=10.5))
+    found.record_end(0.2)
+    found.add(member(2, arrived=10.0, deadline=10.5))
     assert found.next_time() == pytest.approx(10.1)
     assert numbers(found.due(10.1)) == [[2]]
-    found.arrived(member(3, arrived=11.0, deadline=11.3))  # while one runs, too
+    found.add(member(3, arrived=11.0, deadline=11.3))  # while one runs, too
     assert numbers(found.due(11.0)) == [[3]]
 
 
@@ -98,7 +98,7 @@ class Life(RuleBasedStateMachine):
         self.count += 1
         new = member(self.count, user=user, rows=rows, arrived=self.now, deadline=self.now + patience)
         self.waiting[new.number] = new
-        self.gathering.arrived(new)
+        self.gathering.add(new)
         self.look()
 
     @precondition(lambda self: self.waiting)
@@ -106,14 +106,14 @@ class Life(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[number]
-        self.gathering.left(number)
+        self.gathering.withdraw(number)
         self.look()
 
     @precondition(lambda self: self.running)
     @rule(seconds=st.floats(0.001, 2))
     def end(self, seconds: float) -> None:
         self.running -= 1
-        self.gathering.ended(seconds)
+        self.gathering.record_end(seconds)
         self.look()
 
     @rule(seconds=st.floats(0, 3))

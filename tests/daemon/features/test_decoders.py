@@ -86,14 +86,14 @@ WHISPER = interface(
 def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert [tensor.name for tensor in known.made] == ["attention_mask", "position_ids"]
-    (held,) = known.held(StepSize(2, 5, 0))
+    assert [tensor.name for tensor in known.generated] == ["attention_mask", "position_ids"]
+    (held,) = known.state_tensors(StepSize(2, 5, 0))
     assert (held.initial_shape, held.axis, held.set_once) == ((2, 3, 0, 64), 2, False)
     known = decoder_of(WHISPER, {})
     assert known is not None
-    assert [tensor.name for tensor in known.made] == ["use_cache_branch", "cache_position"]
+    assert [tensor.name for tensor in known.generated] == ["use_cache_branch", "cache_position"]
     assert known.constants == ("encoder_hidden_states",)
-    own, cross = known.held(StepSize(1, 3, 0))
+    own, cross = known.state_tensors(StepSize(1, 3, 0))
     assert (own.axis, own.set_once, cross.axis, cross.set_once) == (2, False, -1, True)
 
 
@@ -165,7 +165,7 @@ def test_a_decoder_says_what_keeps_it_from_forms() -> None:
     known = decoder_of(interface([OPTIMUM.inputs[0], added, *OPTIMUM.inputs[2:]], list(OPTIMUM.outputs)), {})
     assert known is not None
     assert known.no_forms == "its mask 'attention_mask' is not [batch, tokens], of 2 dimensions"
-    assert "attention_mask" not in [tensor.name for tensor in known.made]
+    assert "attention_mask" not in [tensor.name for tensor in known.generated]
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
@@ -217,7 +217,7 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     inputs[1], outputs[1] = (spec(t.name, "float32", -1, 2, -1, 64) for t in (inputs[1], outputs[1]))
     known = decoder_of(interface(inputs, outputs), given)
     assert known is not None
-    assert known.held(StepSize(3, 1, 0))[0].initial_shape == (3, 2, 0, 64)
+    assert known.state_tensors(StepSize(3, 1, 0))[0].initial_shape == (3, 2, 0, 64)
 
 
 def close(found: Array, expected: Array) -> None:
@@ -237,12 +237,12 @@ class Sequence:
         outputs = (OutputSpec(name="logits", place=None),)
         form = RunTemplate(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
         return RunStep(
-            run=RunModel(key="", form=form.packed(), raw=()),
+            run=RunModel(key="", form=form.pack(), raw=()),
             sequence=self.number,
             rows=self.rows,
             count=count,
             batch=1,
-            tensors=() if self.rows else self._known.held(StepSize(1, count, 0)),
+            tensors=() if self.rows else self._known.state_tensors(StepSize(1, count, 0)),
             constants=(),
             max_state_bytes=self.most,
             last_token=(),

@@ -167,7 +167,7 @@ def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path:
         def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
             async def note(call: FeatureRequest) -> Map:
                 asked.append(call)
-                call.kept("what", call.entry.manifest.settings, lambda: found.append(call.id))
+                call.compute_once("what", call.entry.manifest.settings, lambda: found.append(call.id))
                 return {"id": call.id}
 
             return note

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.observe.latencies import POINTS, SPAN_SECONDS, Keeper, Latencies, thinned
+from honed.daemon.observe.latencies import POINTS, SPAN_SECONDS, Keeper, Latencies, thin
 from honed.protocol.results import LatencyPoint
 
 
@@ -38,7 +38,7 @@ def test_a_clock_that_is_set_back_begins_a_new_span() -> None:
 def test_curves_stay_small_and_keep_their_newer_half(given_points: list[tuple[int, int]]) -> None:
     points: list[LatencyPoint] = []
     for n, (version, count) in enumerate(given_points):
-        points = thinned([*points, LatencyPoint(time=float(n), version=version, count=count, us=1.0)])
+        points = thin([*points, LatencyPoint(time=float(n), version=version, count=count, us=1.0)])
         assert len(points) <= POINTS
     newest = given_points[-(POINTS // 2 - 1) :]
     assert [(p.version, p.count) for p in points[len(points) - len(newest) :]] == newest
@@ -49,7 +49,7 @@ def test_merging_keeps_the_mean() -> None:
     points = [
         LatencyPoint(time=float(n), version=1, count=1 + n % 2, us=float(n % 7)) for n in range(POINTS + 1)
     ]
-    merged = thinned(points)
+    merged = thin(points)
     assert sum(p.count for p in merged) == sum(p.count for p in points)
     assert sum(p.count * p.us for p in merged) == pytest.approx(sum(p.count * p.us for p in points))
 

@@ -115,9 +115,9 @@ ROWS = [row("dense", 60.0), row("softmax", 20.0), row("dense", 10.0), row("", 10
 def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     clocks = Clocks()
     ledger = opened(tmp_path, clocks)
-    ledger.ran("a", 8.0)
-    ledger.ran("b", 1.0)
-    ledger.profiled("a", "version 2", ROWS)
+    ledger.count_seconds("a", 8.0)
+    ledger.count_seconds("b", 1.0)
+    ledger.record_profile("a", "version 2", ROWS)
     assert ledger.usage()["a"].tasks == pytest.approx({"dense": 5.6, "softmax": 1.6})
     ledger.write()
     written = (tmp_path / "usage.json").stat().st_ino
@@ -146,12 +146,12 @@ def test_a_file_from_before_versions_were_told_apart_is_read(tmp_path: Path) -> 
 def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:
     clocks = Clocks()
     ledger = opened(tmp_path, clocks)
-    ledger.ran("a", 8.0)
+    ledger.count_seconds("a", 8.0)
     ledger.write()
     right, clocks.wall = clocks.wall, 0.0
     ledger = opened(tmp_path, clocks)
     assert seconds(ledger) == {"a": 8.0}
-    ledger.ran("a", 1.0)
+    ledger.count_seconds("a", 1.0)
     ledger.write()
     clocks.wall = right + 3 * DAY
     assert seconds(opened(tmp_path, clocks)) == pytest.approx({"a": 4.5})
@@ -160,7 +160,7 @@ def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:
 def test_another_half_life_changes_nothing_at_once(tmp_path: Path) -> None:
     clocks = Clocks()
     ledger = opened(tmp_path, clocks)
-    ledger.ran("a", 8.0)
+    ledger.count_seconds("a", 8.0)
     clocks.pass_(3 * DAY)
     ledger.change(UsageSettings(half_life_days=1.0))
     assert seconds(ledger) == pytest.approx({"a": 4.0})
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str, caplog: pytest.L
     assert seconds(ledger) == {}
     assert (tmp_path / "usage.json.damaged").read_bytes() == text.encode("latin-1")
     assert "usage.json.damaged" in caplog.text
-    ledger.ran("a", 1.0)
+    ledger.count_seconds("a", 1.0)
     ledger.write()
     assert json.loads((tmp_path / "usage.json").read_text())["models"]["a"]["seconds"] == 1.0
 
@@ -201,7 +201,7 @@ def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(
     ledger = opened(folder, Clocks())
     folder.rmdir()
     for _ in range(3):
-        ledger.ran("a", 1.0)
+        ledger.count_seconds("a", 1.0)
         ledger.write()
     assert caplog.text.count("cannot be saved") == 1
     folder.mkdir()

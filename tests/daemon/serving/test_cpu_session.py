@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("onnxruntime")
 from honed.cpu import session as sessions
-from honed.cpu.session import Session, packed, prepare, unpacked
+from honed.cpu.session import Session, pack_bits, prepare, unpack_bits
 from honed.daemon.store.compiled import TensorSpec
 from honed.machine.processors import Processor, ThreadPlacement
 from honed.process.children import output
@@ -120,9 +120,9 @@ def test_types_that_numpy_does_not_have(tmp_path: Path, narrow: DType) -> None:
 def test_packing_keeps_elements(bits: int, signed: bool, data: st.DataObject) -> None:
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     elements = np.array(data.draw(st.lists(st.integers(low, high), max_size=40)), np.int8).view(np.uint8)
-    whole = packed(elements, bits)
+    whole = pack_bits(elements, bits)
     assert whole.size == -(-elements.size * bits // 8)
-    np.testing.assert_array_equal(unpacked(whole, bits, elements.size, signed=signed), elements)
+    np.testing.assert_array_equal(unpack_bits(whole, bits, elements.size, signed=signed), elements)
 
 
 def test_strings(tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_inputs_that_no_level_takes_cost_few_loads(
 ) -> None:
     session = Session(lookalike(tmp_path / "m.onnx", ["n", "m"], FAILS), 1, level=level)
     loads: list[object] = []
-    load = sessions._loaded
+    load = sessions._create_session
 
     def counted(*given: Any) -> Any:
         loads.append(given)
         return load(*given)
 
-    monkeypatch.setattr(sessions, "_loaded", counted)
+    monkeypatch.setattr(sessions, "_create_session", counted)
     for _ in range(9):
         with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
             session.run({"x": np.ones((1, 5), np.float32)})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.daemon.store.declared import _model, declared
+from honed.daemon.store.declared import _model, read_declared
 from honed.protocol.errors import ModelRefused
 
 NAMES = st.text(min_size=1, max_size=12)
@@ -74,7 +74,7 @@ def test_damaged_files_are_refused_or_read(model: onnx.ModelProto, data: st.Data
 def test_what_is_no_model(data: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "m.onnx").write_bytes(data)
     with pytest.raises(ModelRefused, match="no ONNX"):
-        declared(path)
+        read_declared(path)
 
 
 def test_inputs_that_are_no_tensors_are_refused() -> None:

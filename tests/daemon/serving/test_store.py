@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.restoring import without_raced_devices
-from honed.daemon.serving.selection import unfinished
+from honed.daemon.serving.selection import is_unfinished
 from honed.daemon.store.compiled import summarise
 from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
@@ -357,13 +357,13 @@ def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store
     )
     models = {
         "here": here,
-        "there": dataclasses.replace(there, device="cpu").decided(chosen="gpu", reason="faster"),
+        "there": dataclasses.replace(there, device="cpu").with_decision(chosen="gpu", reason="faster"),
     }
     models["asked"] = dataclasses.replace(here, compared_devices=None, device="cpu")
     found = without_raced_devices(cast(Any, SimpleNamespace(cpu=object())), models)
     assert (found["here"].compiled, found["here"].compared_devices) == (stored("k"), None)
     left = found["there"]
-    assert (left.compiled, left.device, left.compared_devices, unfinished(left, "fastest")) == (
+    assert (left.compiled, left.device, left.compared_devices, is_unfinished(left, "fastest")) == (
         None,
         "",
         None,

@@ -74,7 +74,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
     form, before, device = DecoderBucket(1, room), room // 2, select(None)
     model = normalised(path, device.profile, known.shapes(form))
     state, given, _ = values(known, form, before)
-    growing = growth(known.held(StepSize(1, 1, 0)))
+    growing = growth(known.state_tensors(StepSize(1, 1, 0)))
     beside = TorchDecoder(_sizes(path), room)
     with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)

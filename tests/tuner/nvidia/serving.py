@@ -219,7 +219,7 @@ def _cpu(process: psutil.Process) -> float:
 
 def _alone(executor: Executor, known: DecoderModel) -> float:
     """Return tokens a second of the service's compiled form, in this process."""
-    growing = growth(known.held(StepSize(1, 1, 0)))
+    growing = growth(known.state_tensors(StepSize(1, 1, 0)))
     executor.restore(growing, {})
     begun, ids = time.perf_counter(), np.zeros((1, 1), np.int64)
     for before in range(_PROMPT, _PROMPT + _TOKENS):

@@ -16,7 +16,7 @@ from honed.daemon.aio import cancel_all, in_thread
 from honed.daemon.core.messages import Added, EngineReasonChanged, LoadReport
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.engine_server import EngineServer
-from honed.daemon.serving.selection import compare, cpu_serves, unfinished
+from honed.daemon.serving.selection import compare, cpu_serves, is_unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import ENGINES, USABLE
@@ -25,7 +25,7 @@ from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_own
 from honed.daemon.store.store import EngineDecision, Manifest, begin, new_version
-from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed, timed
+from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed, with_time
 from honed.protocol import strict
 from honed.protocol.errors import (
     HonedError,
@@ -75,7 +75,7 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
     return manifest
 
 
-def made_manifest(
+def manifest_of(
     name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
     """Return the manifest of a model just built; `restored` is the one whose compiled file was damaged."""
@@ -247,7 +247,7 @@ class AddRequest:
             engine_why=manifest.decision.reason or "it is being compiled",
         )
 
-    def added(self, model: CompiledFileInfo, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
+    def result_of(self, model: CompiledFileInfo, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
         """Return the result for a model that has a compiled file."""
         engine = "cpu" if manifest is not None and manifest.decision.chosen == "cpu" else model.engine
         return ModelAdded(
@@ -298,7 +298,7 @@ class ModelInstaller:
         if options.replace:
             await self.stop_compiling(params.model_name)
         job = AddRequest(name=params.model_name, notify=notify)
-        work = self._begun(params.model_name, self._add(job, params, descriptors, options, meanwhile))
+        work = self._begin(params.model_name, self._add(job, params, descriptors, options, meanwhile))
         try:
             if options.wait is False:
                 await asyncio.wait([work, job.served], return_when=asyncio.FIRST_COMPLETED)
@@ -311,7 +311,7 @@ class ModelInstaller:
         finally:
             job.notify = lambda _: None
 
-    def _begun(self, name: str, adding: Coroutine[Any, Any, ModelAdded]) -> asyncio.Future[ModelAdded]:
+    def _begin(self, name: str, adding: Coroutine[Any, Any, ModelAdded]) -> asyncio.Future[ModelAdded]:
         def added(work: asyncio.Future[ModelAdded]) -> None:
             if self._adding.get(name) is work:
                 del self._adding[name]
@@ -358,7 +358,7 @@ class ModelInstaller:
         if policy == "gpu" or not staged.sources:
             return None
         must = policy == "cpu" or staged.owner is not None
-        cpu = self._pool.needed_cpu(staged.owner) if must else self._pool.cpu_for(staged.owner)
+        cpu = self._pool.require_cpu(staged.owner) if must else self._pool.cpu_for(staged.owner)
         if cpu is None:
             return None
         manifest = as_given(change.name, staged, wanted, self._registry.find(change.name))
@@ -368,9 +368,9 @@ class ModelInstaller:
             proof = await change.load(cpu, manifest.source_key, staged.model_file)
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
-                manifest = manifest.decided(chosen="cpu", reason="the CPU engine was asked for")
+                manifest = manifest.with_decision(chosen="cpu", reason="the CPU engine was asked for")
             elif not staged.shapes and state_pairs.grows(proof.interface, staged.state):
-                manifest = manifest.decided(reason=_GROWS)
+                manifest = manifest.with_decision(reason=_GROWS)
             # Compiling needs the staged files, so the store receives links.
             await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:
@@ -381,7 +381,7 @@ class ModelInstaller:
             change.unserved = failure(error)
             _log.info("model %s is not served by the CPU engine: %s", change.name, change.unserved)
             return None
-        _log.info("serving model %s by %s", change.name, cpu.shown)
+        _log.info("serving model %s by %s", change.name, cpu.label)
         self._checks.begin(manifest)
         return manifest
 
@@ -397,7 +397,7 @@ class ModelInstaller:
         if missing:
             listed = ", ".join(name[:200] for name in missing[:5])
             raise MissingFiles(f"the model's data files are missing: {listed}; send them along", (), missing)
-        self._pool.needed_cpu(staged.owner)
+        self._pool.require_cpu(staged.owner)
         manifest = as_given(change.name, staged, "gpu", self._registry.find(change.name))
         manifest = dataclasses.replace(manifest, interface=found.interface)
         await self._enter(change, manifest, None, None, await in_thread(copies, staged))
@@ -416,7 +416,7 @@ class ModelInstaller:
                 raise
             reasons = (*error.reasons, f"the CPU engine does not run it: {change.unserved}")
             raise ModelRefused(str(error), reasons) from error
-        return job.added(made.model, made.file.sha256)
+        return job.result_of(made.model, made.file.sha256)
 
     async def _compile_on(
         self,
@@ -437,7 +437,7 @@ class ModelInstaller:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
             waits = not places.compiler() or isinstance(error, Unavailable)
-            given = given.decided(reason=why, awaits_compiler=waits)
+            given = given.with_decision(reason=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
                 await change.alter(
@@ -448,7 +448,7 @@ class ModelInstaller:
             return job.result(given)
         served = self._registry.find(given.name)
         described = served.manifest if served is not None else given
-        return job.added(made.model, made.file.sha256, described)
+        return job.result_of(made.model, made.file.sha256, described)
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
         """Continue to compile a stored model that the CPU engine serves, for at most `seconds`."""
@@ -462,7 +462,7 @@ class ModelInstaller:
                 server = self._pool.home(manifest.name, manifest.device, manifest.placement_reason)
                 return await self._compile_on(job, change, staged, [server], manifest)
 
-        await asyncio.wait([self._begun(manifest.name, again())])
+        await asyncio.wait([self._begin(manifest.name, again())])
 
     async def _await_device(self, servers: Sequence[EngineServer]) -> None:
         """Compile the waiting models once one of `servers` has a worker."""
@@ -480,13 +480,13 @@ class ModelInstaller:
 
         Call it when a compiler or a device has become available.
         """
-        self._checks.restored()
+        self._checks.start_restoring()
         waiting = [
             manifest
             for manifest in self._registry.manifests()
             if manifest.decision.awaits_compiler
             and manifest.owner is None
-            and unfinished(manifest, self._policy)
+            and is_unfinished(manifest, self._policy)
         ]
         if waiting and self._resuming is None:
             self._resuming = asyncio.ensure_future(self._resume_all(waiting))
@@ -523,7 +523,7 @@ class ModelInstaller:
         The caller owns the descriptors. This does not await, so the models cannot change between manifest and
         files. Raises NotFound, and Unavailable for a model whose file is damaged.
         """
-        entry, _ = self._registry.compiled(name)
+        entry, _ = self._registry.require_compiled(name)
         return entry.manifest, self._store.open_files(entry.manifest)
 
     async def remove(self, name: str) -> None:
@@ -546,7 +546,7 @@ class ModelInstaller:
     def _servers(self, name: str, options: LoadOptions) -> list[EngineServer]:
         """Return the candidate engines: the requested ones, else the previous one, else the default."""
         if options.device:
-            return self._pool.asked(name, options.device)
+            return self._pool.engines_for(name, options.device)
         replaced = self._registry.find(name)
         return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
@@ -563,7 +563,7 @@ class ModelInstaller:
         from .building import build
 
         made = await build(change, staged, servers)
-        manifest = made_manifest(change.name, made, staged, self._registry.find(change.name), restored)
+        manifest = manifest_of(change.name, made, staged, self._registry.find(change.name), restored)
         if given is not None:
             manifest = await self._with_choice(change, manifest, made, given)
             if self._registry.find(change.name) is None:
@@ -571,7 +571,7 @@ class ModelInstaller:
         files = [(made.file, made.path), *staged.sources]
         await self._enter(change, manifest, made.model, made.proof, files)
         change.report("load", 1.0)
-        key, on = made.file.sha256[:12], made.server.shown
+        key, on = made.file.sha256[:12], made.server.label
         _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.decision.reason)
         return made
 
@@ -584,7 +584,7 @@ class ModelInstaller:
             decision = EngineDecision(
                 requested=given.decision.requested, chosen="gpu", pinned_engine=given.decision.pinned_engine
             )
-            history = timed(manifest.history, us)
+            history = with_time(manifest.history, us)
             return dataclasses.replace(
                 manifest, interface=given.interface, decision=decision, history=history
             )
@@ -594,7 +594,7 @@ class ModelInstaller:
         manifest = dataclasses.replace(
             manifest,
             interface=given.interface,
-            optimisation=await self._checks.done(given),  # The level affects the times
+            optimisation=await self._checks.wait_for_result(given),  # The level affects the times
         )
         key = given.source_key
         if given.owner is not None:  # A user's CPU engine may have stopped
@@ -602,7 +602,7 @@ class ModelInstaller:
         else:
             change.keep(cpu, key)
         choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner)
-        return manifest.decided(
+        return manifest.with_decision(
             requested=given.decision.requested,
             pinned_engine=given.decision.pinned_engine,
             chosen=choice.engine,
@@ -622,7 +622,7 @@ class ModelInstaller:
         if interface is None and compiled is not None:
             interface = compiled.interface
         if interface is not None:
-            state_pairs.checked(interface, manifest.state)
+            state_pairs.check_pairs(interface, manifest.state)
         home = self._pool.home(manifest.name, manifest.device, manifest.placement_reason).name
         cpu = cpu_serves(manifest, self._policy)
         added = Added(manifest=manifest, compiled=compiled, preferred_engine=home, proof=proof, cpu=cpu)

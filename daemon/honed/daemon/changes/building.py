@@ -47,10 +47,10 @@ async def build(change: Change, staged: Staged, servers: Sequence[EngineServer])
             us = await server.loader.run_us(made.file.sha256, _ROUNDS)
         except (ModelRefused, Unavailable) as error:
             failures.append(error)
-            lines.append(f"not on {server.shown}: {error}")
-            _log.info("model %s is not placed on %s: %s", change.name, server.shown, error)
+            lines.append(f"not on {server.label}: {error}")
+            _log.info("model %s is not placed on %s: %s", change.name, server.label, error)
             continue
-        lines.append(f"{us / 1000:.3g} ms on {server.shown}")
+        lines.append(f"{us / 1000:.3g} ms on {server.label}")
         if best is None or us < best[0]:
             best = us, made
     if best is None:
@@ -77,11 +77,11 @@ class _Building:
         file = await in_thread(describe, compiled, f"{change.name}.honed")
         self._report("load", COMPILED, "building kernels and checking the answers on the device")
 
-        def built(done: int, of: int) -> None:
+        def report_build(done: int, of: int) -> None:
             fraction = COMPILED + (BUILT - COMPILED) * done / of
             self._report("load", fraction, f"built {done} of {of} kernels")
 
-        proof = await change.load(server, file.sha256, compiled, built, foreground=staged.foreground)
+        proof = await change.load(server, file.sha256, compiled, report_build, foreground=staged.foreground)
         return Built(server=server, path=compiled, file=file, model=model, proof=proof)
 
     async def _compile(self, output: Path, server: EngineServer) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
+from honed.daemon.aio import clearing_in_thread, in_thread, to_its_end
 from honed.daemon.core.messages import Added, Event, LoadReport, Removed, SuccessorReady, VersionChosen
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
@@ -86,7 +86,7 @@ class Change:
 
     async def folder(self) -> Path:
         """Create a staging folder, which is removed when the change ends."""
-        return await self.held.enter_async_context(cleared_in_thread(self.changes.store.staging()))
+        return await self.held.enter_async_context(clearing_in_thread(self.changes.store.staging()))
 
     async def sources(self, manifest: Manifest) -> Staged:
         """Stage the stored sources of a model; raise ModelRefused if they are damaged or missing."""

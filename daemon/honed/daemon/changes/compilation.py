@@ -25,13 +25,13 @@ async def compile_model(
     without a compiler, or another error that the compiler reports.
     """
 
-    def heard(news: News) -> None:
+    def report(news: News) -> None:
         if isinstance(news, Stage):
             progress(news)
 
     try:
         bounds = ResourceLimits(memory_mib=job.memory_mib, niceness=niceness)
-        return await do(job, heard, bounds, seconds=seconds)
+        return await do(job, report, bounds, seconds=seconds)
     except TimeoutError as error:
         raise ResourceExhausted(
             f"compiling took longer than {seconds:g} s; raise compile_seconds in the configuration, "

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from honed.daemon.aio import cancel_all, cleared_in_thread, in_thread
+from honed.daemon.aio import cancel_all, clearing_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry
@@ -59,18 +59,18 @@ class OptimisationChecks:
         if known is None or again:
             task = asyncio.ensure_future(self._check(manifest, key, cpu))
             self._under_way[key] = task
-            task.add_done_callback(lambda done: self._ended(key, done))
+            task.add_done_callback(lambda done: self._finish(key, done))
         elif manifest.optimisation != known:
             self._pool.handle(OptimisationChecked(key, known))
 
-    async def done(self, manifest: Manifest) -> OptimisationCheck | None:
+    async def wait_for_result(self, manifest: Manifest) -> OptimisationCheck | None:
         """Return the result of the check of a model's file, after one in progress; None if there was none."""
         task = self._under_way.get(manifest.source_key)
         if task is not None:
             await asyncio.wait([task])
         return self._registry.optimisation(manifest.source_key)
 
-    def restored(self) -> None:
+    def start_restoring(self) -> None:
         """Start to check all models whose check is missing or outdated, unless that is in progress.
 
         Call it when the models are restored, and when a compiler is installed.
@@ -102,11 +102,11 @@ class OptimisationChecks:
                 for entry in self._registry.models():
                     if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
-                        await self.done(entry.manifest)  # Models added meanwhile precede the rest
+                        await self.wait_for_result(entry.manifest)  # Models added meanwhile precede the rest
 
         await asyncio.gather(*map(come, owners))
 
-    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+    def _finish(self, key: str, task: asyncio.Task[None]) -> None:
         del self._under_way[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("how far ONNX Runtime may optimise a model was not checked", exc_info=error)
@@ -114,16 +114,16 @@ class OptimisationChecks:
     async def _check(self, manifest: Manifest, key: str, cpu: EngineServer) -> None:
         async with self._turn:
             self.sweep()  # The models may have changed while the check waited
-            found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
+            found = dataclasses.replace(await self._run_check(manifest), runtime=cpu.engine.fingerprint)
             await self._adopt(manifest, key, found)
             _tell(manifest.name, found)
 
     async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
         """Reload a file in the CPU engines as `found` says, and store that."""
         lost: list[EngineServer] = []
-        if found.asked != self._registry.asked(key):
+        if found.asked != self._registry.session_config(key):
             self._registry.rechecked[key] = found  # Later loads follow it, too
-            lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
+            lost = [server for server in self._holders(key) if not await self._reload(server, key)]
         self._pool.handle(OptimisationChecked(key, found))
         self._registry.rechecked.pop(key, None)
         for server in lost:  # The next process loads the file as found
@@ -141,10 +141,10 @@ class OptimisationChecks:
             await self._adopt(manifest, key, dataclasses.replace(known, session=session))
             return session
 
-    async def halved(self, manifest: Manifest, threads: int, form: Path) -> bool:
+    async def write_half(self, manifest: Manifest, threads: int, form: Path) -> bool:
         """Write a model in fp16 to `form`; return whether its outputs on `threads` threads are right."""
         async with self._turn:
-            found = await self._found(manifest, threads, form)
+            found = await self._run_check(manifest, threads, form)
         known = manifest.optimisation
         right = found.checked and known is not None and found.level == known.level
         if not right:
@@ -152,7 +152,7 @@ class OptimisationChecks:
             _log.info("model %s: ONNX Runtime does not run it in fp16: %s", manifest.name, why)
         return right
 
-    async def _found(
+    async def _run_check(
         self, manifest: Manifest, threads: int = 0, half: Path | None = None
     ) -> OptimisationCheck:
         try:
@@ -160,9 +160,9 @@ class OptimisationChecks:
 
             from . import compilation
 
-            async with cleared_in_thread(self._store.staging()) as folder:
+            async with clearing_in_thread(self._store.staging()) as folder:
                 job = CheckOptimisations(
-                    file=await in_thread(self._store.linked, manifest, folder),
+                    file=await in_thread(self._store.link_source, manifest, folder),
                     shapes=manifest.shapes,
                     memory_mib=min(OPTIMISED_MIB, self._limits.compile_memory_mib),
                     threads=threads,
@@ -186,7 +186,7 @@ class OptimisationChecks:
             if running and any(server.name in model.deployments for model in models):
                 yield server
 
-    async def _reloaded(self, server: EngineServer, key: str) -> bool:
+    async def _reload(self, server: EngineServer, key: str) -> bool:
         """Load a file again at its present level; return whether that succeeded."""
         manifest = next((m for m in self._registry.manifests() if m.source_key == key), None)
         if manifest is None:

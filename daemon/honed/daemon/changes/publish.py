@@ -92,7 +92,7 @@ class Publisher:
             on_trial=entry.canary is not None,
             latency=self.latencies.of(entry.name),
             engine_name=ENGINE_NAMES[entry.kind],
-            device=self.pool.of(entry).shown,
+            device=self.pool.of(entry).label,
             session=entry.manifest.optimisation.session if entry.manifest.optimisation else None,
         )
 
@@ -103,7 +103,7 @@ class Publisher:
         its outputs are wrong. A version that is slower or in quarantine is not an error.
         """
         self.pool.wake(params.name)
-        entry, before = self.registry.compiled(params.name)
+        entry, before = self.registry.require_compiled(params.name)
         self.pool.check_at_home(entry)
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came; send one, of the compiled model")
@@ -120,28 +120,28 @@ class Publisher:
                 raise ModelRefused("it is not compiled from the source of the model served; add it instead")
             _check_interface(before, model)
             successor = _Successor(file, path, model, params.why, _Must.BE_FASTER)
-            return await self._offered(change, entry, successor)
+            return await self._offer(change, entry, successor)
 
-    async def resized(
+    async def publish_resized(
         self, change: Change, entry: ServedModel, made: Built, why: str, *, keep_slower: bool
     ) -> ModelPublished:
         """Serve a version with other size specialisations, each already timed, if it is no slower.
 
         With `keep_slower`, because compiled files were requested, it may be slower. Raises as `publish` does.
         """
-        _, before = self.registry.compiled(entry.name)
+        _, before = self.registry.require_compiled(entry.name)
         _check_interface(before, made.model)
         must = _Must.BE_RIGHT if keep_slower else _Must.BE_NO_SLOWER
-        return await self._offered(change, entry, _Successor(made.file, made.path, made.model, why, must))
+        return await self._offer(change, entry, _Successor(made.file, made.path, made.model, why, must))
 
-    async def _offered(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
+    async def _offer(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         try:
             check_new(entry.manifest.history, successor.model.schedules)
-            return await self._compared(change, entry, successor)
+            return await self._compare(change, entry, successor)
         except AlreadyExists as kept:
-            return _kept(self.registry.find(entry.name) or entry, str(kept))
+            return _keep_current(self.registry.find(entry.name) or entry, str(kept))
 
-    async def _compared(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
+    async def _compare(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         """Load the successor beside the present version, and serve it if it meets its requirement.
 
         One with other size specialisations need only be no slower, as the inputs may not have these sizes.
@@ -168,19 +168,21 @@ class Publisher:
             compare = self.pool.version_comparer(entry) or type(server.loader).compare
             compared = await compare(server.loader, entry.key, key, allowance)
         except WorkerDied as error:
-            return await _turned_away(change, entry, version, f"the worker ended when it ran it: {error}")
+            return await _reject(change, entry, version, f"the worker ended when it ran it: {error}")
         except ModelRefused as error:
-            return await _turned_away(change, entry, version, failure(error))
+            return await _reject(change, entry, version, failure(error))
         version = dataclasses.replace(version, old_us=compared.first_us, new_us=compared.second_us)
         objection = compared.objection
         if objection and (compared.wrong or successor.must is not _Must.BE_RIGHT):
-            return await _turned_away(change, entry, version, objection if compared.wrong else "", objection)
-        choice = await self._chosen(entry, server, key, successor.path) if entry.on_cpu else None
+            return await _reject(change, entry, version, objection if compared.wrong else "", objection)
+        choice = await self._choose_engine(entry, server, key, successor.path) if entry.on_cpu else None
         entering = partial(self._succession, entry, successor, version, proof, choice)
         await change.commit(entering, [(successor.file, successor.path)])
-        return _accepted(entry, version, choice, compared)
+        return _accept(entry, version, choice, compared)
 
-    async def _chosen(self, entry: ServedModel, server: EngineServer, key: str, path: Path) -> EngineChoice:
+    async def _choose_engine(
+        self, entry: ServedModel, server: EngineServer, key: str, path: Path
+    ) -> EngineChoice:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
@@ -210,7 +212,7 @@ class Publisher:
         if choice is None:
             return SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
         # The comparison covered both engines, so a canary would show nothing more.
-        manifest = dataclasses.replace(manifest, history=settle(history)).decided(
+        manifest = dataclasses.replace(manifest, history=settle(history)).with_decision(
             chosen=choice.engine, reason=choice.why, times=choice.times
         )
         by_cpu = choice.engine == "cpu"
@@ -313,7 +315,7 @@ class Publisher:
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
             await change.load_stored(self.pool.device_of(entry), manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
-        cpu = self.pool.needed_cpu(manifest.owner)
+        cpu = self.pool.require_cpu(manifest.owner)
         if not manifest.sources:
             raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
         proof = await change.load_stored(cpu, manifest, manifest.source_key)
@@ -340,7 +342,7 @@ class Publisher:
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
 
 
-async def _turned_away(
+async def _reject(
     change: Change, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
 ) -> ModelPublished:
     """Record a rejected successor without its file, quarantined if `quarantine` says why."""
@@ -349,7 +351,7 @@ async def _turned_away(
     if quarantine:
         listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
         await change.alter(entry, SuccessorRejected(entry.number, listed))
-    return _kept(entry, reason, version.old_us, version.new_us)
+    return _keep_current(entry, reason, version.old_us, version.new_us)
 
 
 def _check_interface(before: CompiledFileInfo, model: CompiledFileInfo) -> None:
@@ -362,7 +364,7 @@ def _check_interface(before: CompiledFileInfo, model: CompiledFileInfo) -> None:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
 
 
-def _accepted(
+def _accept(
     entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: PairedTrialResult
 ) -> ModelPublished:
     """Return the result for a successor that was accepted, and log it."""
@@ -380,7 +382,7 @@ def _accepted(
     )
 
 
-def _kept(
+def _keep_current(
     entry: ServedModel, reason: str, old_us: float | None = None, new_us: float | None = None
 ) -> ModelPublished:
     number = entry.manifest.history.current.number

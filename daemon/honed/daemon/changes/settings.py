@@ -11,7 +11,7 @@ from typing import Any
 from honed.daemon.changes.change import Change, Changes
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
-from honed.daemon.serving.loader import made_up
+from honed.daemon.serving.loader import zero_inputs
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import CompareRows
@@ -42,21 +42,21 @@ class SettingsKeeper:
         _check(settings, entry)
         async with self.changes.begin(entry.name) as change:
             if settings.max_batch and not entry.manifest.settings.max_batch:
-                await self._prove_rows(change, entry)
+                await self._verify_rows(change, entry)
             await change.alter(entry, SettingsChanged(model=entry.number, settings=settings))
         _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
         return settings
 
-    async def _prove_rows(self, change: Change, entry: ServedModel) -> None:
+    async def _verify_rows(self, change: Change, entry: ServedModel) -> None:
         """Raise InvalidArgument if requests cannot be batched, or would change each other's outputs."""
         name, manifest = entry.name, entry.manifest
         if wrong := _objection(manifest.interface):
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
-        cpu = self.pool.needed_cpu(manifest.owner)
+        cpu = self.pool.require_cpu(manifest.owner)
         assert manifest.interface is not None
         key = manifest.source_key
         await change.load_stored(cpu, manifest, key)
-        call = CompareRows(key=key, inputs=made_up(manifest.interface.inputs, manifest.shapes))
+        call = CompareRows(key=key, inputs=zero_inputs(manifest.interface.inputs, manifest.shapes))
         answer = await cpu.supervisor.call(call, seconds=self.changes.limits.load_seconds)
         if answer.objection:
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.objection}")

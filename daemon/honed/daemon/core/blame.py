@@ -28,7 +28,7 @@ from .model import (
     is_cpu,
 )
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
-from .state import Core, removed, unusable
+from .state import Core, removal_error, unusable
 
 _MOST_SPARED = 2  # Crashes blamed on other runs before a long-running request is suspected, too
 _MOST_EMPTY = 64  # Combinations of empty axes recorded for a model
@@ -87,7 +87,7 @@ def run(core: Core, engine: Engine, running: RunningRequest, event: WorkerLost) 
     else:
         # State that a held request needs lies in the process of its engine.
         ticket.isolated = is_cpu(engine.name) and not ticket.held and not from_outside
-        running.model.statistics.retried()
+        running.model.statistics.count_retry()
         wait_again(core, ticket)
 
 
@@ -95,7 +95,7 @@ def wait_again(core: Core, ticket: Ticket) -> None:
     """Enqueue a request again on the engine that serves its model now; refuse it if none does."""
     model = core.models.find(ticket.model)
     if model is None:
-        core.act(Refuse(ticket.number, removed(ticket.model)))
+        core.act(Refuse(ticket.number, removal_error(ticket.model)))
         return
     if ticket.isolated and not model.can_run_on_cpu:  # A model that needs a compiler replaced its own
         ticket.isolated = False
@@ -120,7 +120,7 @@ def loads(core: Core, engine: Engine, event: WorkerLost, *, ran: bool) -> None:
     if ran or event.from_outside:
         return
     for number in fallen:
-        if (found := core.deployed(number)) is not None:
+        if (found := core.find_deployment(number)) is not None:
             load(core, *found, event.reason)
 
 
@@ -130,7 +130,7 @@ def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) ->
     model.crash_record.load_crashes += 1
     if model.crash_record.load_crashes > 1:
         count = model.crash_record.load_crashes
-        sentence = f"it ended the process of {engine.shown} {count} times while it was loaded; last: {reason}"
+        sentence = f"it ended the process of {engine.label} {count} times while it was loaded; last: {reason}"
         versions.give_up_on(core, model, engine, sentence, for_now=True)
 
 
@@ -158,7 +158,7 @@ def _charge(core: Core, engine: Engine, model: ServedModel, reason: str) -> None
     if not core.models.serves(model):
         return
     model.crash_record.crashes += 1
-    crashes, within_an_hour = model.crash_record.crashes, model.crash_record.crashed(core.now)
+    crashes, within_an_hour = model.crash_record.crashes, model.crash_record.count_crash(core.now)
     often = within_an_hour > MAX_CRASHES_AN_HOUR
     if not is_cpu(engine.name):
         sentence = f"{crashes} workers in a row failed running it; last: {reason}"
@@ -170,22 +170,22 @@ def _charge(core: Core, engine: Engine, model: ServedModel, reason: str) -> None
         if engine.isolating or crashes >= MAX_SHARED_CRASHES or often:
             shared = core.cpu_of(model.manifest.owner)
             assert shared is not None
-            _isolate(core, model, shared, f"a request to it ended the process of {shared.shown} ({reason})")
+            _isolate(core, model, shared, f"a request to it ended the process of {shared.label} ({reason})")
     elif crashes >= MAX_ISOLATED_CRASHES:
         sentence = (
-            f"its requests ended the process of {engine.shown} {crashes} times in a row; last: {reason}"
+            f"its requests ended the process of {engine.label} {crashes} times in a row; last: {reason}"
         )
         versions.give_up_on(core, model, engine, sentence, for_now=True)
 
 
 def part(core: Core, model: ServedModel, shared: Engine, reason: str) -> None:
     """Isolate a model for which the shared CPU engine has no memory beside other models."""
-    _isolate(core, model, shared, f"{shared.shown} has no memory for it beside other models ({reason})")
+    _isolate(core, model, shared, f"{shared.label} has no memory for it beside other models ({reason})")
 
 
 def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
     """Have ONNX Runtime run a model in a process apart for a while, longer each time."""
-    seconds = model.crash_record.isolated()
+    seconds = model.crash_record.count_isolation()
     model.isolated = f"{why}; it runs in a process apart from the other models for {seconds:g} s"
     model.isolated_until = core.now + seconds
     core.act(Isolated(model.name, model.isolated))
@@ -256,5 +256,5 @@ def _deadly(ticket: Ticket, engine: Engine, reason: str = "") -> InvalidArgument
     what = f"inputs that are empty ({where})" if where else "these inputs"
     how = f" ({reason})" if reason else ""
     return InvalidArgument(
-        f"model {ticket.model!r} ends the process of {engine.shown} on {what}{how}; give others"
+        f"model {ticket.model!r} ends the process of {engine.label} on {what}{how}; give others"
     )

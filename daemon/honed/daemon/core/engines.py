@@ -84,7 +84,7 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
         wanted = engine.queue.models()
         for model, deployment in core.deployments_on(engine):
             deployment.resting = model.name not in wanted and not core.awaits_failback(model, engine)
-    if core.needed(engine):
+    if core.is_needed(engine):
         start_if_stopped(core, engine)
 
 
@@ -95,7 +95,7 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
     model.crash_record.crashes = 0
     core.requeue(model.name, left.name, engine.name)
     core.undeploy(model, left)
-    core.act(FailedBack(model.name, engine.shown))
+    core.act(FailedBack(model.name, engine.label))
     stop_if_unneeded(core, left)
 
 
@@ -104,8 +104,8 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
     del model.deployments[engine.name]
     if is_cpu(engine.name):
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
-    stand_in = core.engines[model.engine].shown
-    model.failover_reason = f"{stand_in} stands in for {engine.shown}, which fails: {reason}"
+    stand_in = core.engines[model.engine].label
+    model.failover_reason = f"{stand_in} stands in for {engine.label}, which fails: {reason}"
     core.act(FailbackRefused(model.name, stand_in, reason))
 
 
@@ -145,7 +145,7 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
     engine.proving = None
     wanted = engine.queue.models()
     for model, deployment in core.deployments_on(engine):
-        deployment.lost()
+        deployment.mark_lost()
         deployment.resting |= engine.isolating and model.name not in wanted
         if (
             model.engine != engine.name
@@ -156,7 +156,7 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
 
 
 def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engine) -> None:
-    away = f"{other.shown} stands in for {engine.shown}, which is lost: {engine.reason}"
+    away = f"{other.label} stands in for {engine.label}, which is lost: {engine.reason}"
     for model in models:
         del model.deployments[engine.name]
         if other.name not in model.deployments:
@@ -165,7 +165,7 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
         core.requeue(model.name, engine.name, other.name)
         wake_for(core, other, model)
     names = tuple(model.name for model in models)
-    core.act(FailedOver(engine.shown, other.shown, names, engine.reason))
+    core.act(FailedOver(engine.label, other.label, names, engine.reason))
     load_next(core, other)
     run_next(core, other)
 
@@ -193,9 +193,9 @@ def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
 # were busy are measured again when the machine is idle (`features/reselection.py`).
 
 
-def timed(core: Core, event: InferenceTimed) -> None:
+def inference_timed(core: Core, event: InferenceTimed) -> None:
     """Compare the engines again if the latency has drifted from that measured for the choice."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is None or model.manifest.decision.times is None or event.engine != model.engine:
         return
     times = model.manifest.decision.times
@@ -212,11 +212,11 @@ def reconsider(core: Core, engine: str) -> None:
 
 def reconsider_model(core: Core, model: ServedModel) -> None:
     """Compare the engines for a model again if its choice is outdated and both are available."""
-    if _outdated(core, model):
+    if _is_outdated(core, model):
         _compare(core, model)
 
 
-def _outdated(core: Core, model: ServedModel) -> bool:
+def _is_outdated(core: Core, model: ServedModel) -> bool:
     times = model.manifest.decision.times
     if times is None:
         return True
@@ -248,11 +248,11 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
     """Store the check with all models of that source; compare engines again if the session changes."""
     for model in core.models.all():
         before = model.manifest.optimisation
-        if model.manifest.source_key != event.source or not model.can_run_on_cpu or before == event.found:
+        if model.manifest.source_key != event.source or not model.can_run_on_cpu or before == event.result:
             continue
-        model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
+        model.manifest = dataclasses.replace(model.manifest, optimisation=event.result)
         core.act(Persist(model))
-        if event.found.asked != (before.asked if before is not None else OrtSessionConfig()):
+        if event.result.asked != (before.asked if before is not None else OrtSessionConfig()):
             model.compared = float("-inf")
             if model.manifest.decision.times is not None:
                 _compare(core, model)
@@ -260,21 +260,21 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
 
 def engines_not_compared(core: Core, event: EnginesNotCompared) -> None:
     """Record that a comparison of engines failed; the choice stands."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
         model.comparing = False
 
 
-def chosen(core: Core, event: EngineChosen) -> None:
+def engine_chosen(core: Core, event: EngineChosen) -> None:
     """Move a model to the chosen engine; the other one serves it until the model is loaded."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is None:
         return
     if event.pinned is None:
         model.comparing = False
         if model.manifest.decision.pinned_engine:  # A user pinned it during the comparison
             return
-    manifest = model.manifest.decided(
+    manifest = model.manifest.with_decision(
         chosen=event.engine,
         reason=event.why,
         times=event.times or model.manifest.decision.times,
@@ -294,7 +294,7 @@ def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) ->
     versions.end_trial(core, model)
     model.rejected_by.discard(target.name)
     left, model.preferred_engine = core.engines[model.preferred_engine], target.name
-    core.act(EngineChanged(model.name, target.shown, why))
+    core.act(EngineChanged(model.name, target.label, why))
     if left.name != model.engine and left.name in model.deployments:
         core.undeploy(model, left)
     stop_if_unneeded(core, left)
@@ -309,5 +309,5 @@ def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) ->
         come_back(core, model, target)
         run_next(core, target)
     else:
-        model.failover_reason = f"{target.shown} is to serve it, and has not loaded it yet"
+        model.failover_reason = f"{target.label} is to serve it, and has not loaded it yet"
         load_next(core, target)

@@ -162,7 +162,7 @@ class Lease:
         """Return the total time that the lease was held, in seconds."""
         return self.counts.seconds + (now - self.held.since if self.held else 0.0)
 
-    def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
+    def enqueue(self, tuner: int, bound: float, now: float) -> list[Action]:
         """Queue a tuner for the lease, which it will release within `bound` seconds of a revocation.
 
         Asking again only changes the bound. Raises InvalidArgument for the holder of a revoked lease: it must
@@ -176,20 +176,20 @@ class Lease:
         self._waiting[tuner] = bound
         return self._grant(now)
 
-    def released(self, tuner: int, number: int, now: float) -> list[Action]:
+    def release(self, tuner: int, number: int, now: float) -> list[Action]:
         """Free the lease that a tuner releases; ignore a lease that it does not hold."""
         if self.held is None or (self.held.holder, self.held.number) != (tuner, number):
             return []
-        return self._freed(now)
+        return self._free(now)
 
-    def gone(self, tuner: int, now: float) -> list[Action]:
+    def forget(self, tuner: int, now: float) -> list[Action]:
         """Forget a tuner whose connection ended, and free the lease if it held it."""
         self._waiting.pop(tuner, None)
         if self.held is None or self.held.holder != tuner:
             return []
-        return self._freed(now)
+        return self._free(now)
 
-    def withdrawn(self, tuner: int) -> None:
+    def withdraw(self, tuner: int) -> None:
         """Remove a tuner that no longer wants the lease from the queue."""
         self._waiting.pop(tuner, None)
 
@@ -238,7 +238,7 @@ class Lease:
         self.counts.revoked += 1
         return [Revoke(self.held.holder, self.held.number, why)]
 
-    def _freed(self, now: float) -> list[Action]:
+    def _free(self, now: float) -> list[Action]:
         held = self.held
         assert held is not None
         self.counts.seconds += now - held.since

@@ -162,11 +162,11 @@ class LoadRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadCrashed(Event):
-    """A process crashed while it loaded a model: the serving worker, or with `apart` the builder."""
+    """A process crashed while it loaded a model: the serving worker, or with `in_builder` the builder."""
 
     deployment: int
     reason: str
-    apart: bool
+    in_builder: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class OptimisationChecked(Event):
     """A check found how far ONNX Runtime may optimise a source, and the CPU engines apply it."""
 
     source: str  # The source's key
-    found: OptimisationCheck
+    result: OptimisationCheck
 
 
 @dataclass(frozen=True, slots=True)

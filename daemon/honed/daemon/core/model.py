@@ -100,7 +100,7 @@ class Deployment:
         """Return whether an unavailable deployment is to be retried now."""
         return self.state is State.UNAVAILABLE and self.again <= now
 
-    def lost(self) -> None:
+    def mark_lost(self) -> None:
         """Mark the deployment as lost with the engine's worker and all that it had loaded."""
         self.loading, self.unchecked_probes = False, ()
         if self.state is State.READY:
@@ -124,21 +124,21 @@ class CrashRecord:
     times: tuple[float, ...] = ()
     answers: dict[EmptyAxes, bool] = field(default_factory=dict)
 
-    def crashed(self, now: float) -> int:
+    def count_crash(self, now: float) -> int:
         """Count a crash of a worker that ran the model, and return how many there were within an hour."""
         self.times = (*(t for t in self.times if now - t < _HOUR), now)
         return len(self.times)
 
-    def ran_well(self) -> None:
+    def record_success(self) -> None:
         """Record that a worker ran the model to its end."""
         self.crashes = self.refusals = 0
 
-    def refused(self, *, isolated: bool) -> float:
+    def count_refusal(self, *, isolated: bool) -> float:
         """Count a refusal, and return its length in seconds: twice as long each time in a row."""
         self.refusals += 1
         return _longer(_FIRST_ISOLATED_PAUSE_SECONDS if isolated else _FIRST_PAUSE_SECONDS, self.refusals)
 
-    def isolated(self) -> float:
+    def count_isolation(self) -> float:
         """Count an isolation, and return its length in seconds: twice as long each time."""
         self.isolations += 1
         return _longer(_FIRST_PAUSE_SECONDS, self.isolations)
@@ -381,7 +381,7 @@ class Engine:
         return family is not None and family.processor
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The device's name for messages: the full name once a worker reported it."""
         return self.spec or self.name or "the best device"
 

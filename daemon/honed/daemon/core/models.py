@@ -24,10 +24,10 @@ from .messages import (
 )
 from .model import Deployment, Phase, ServedModel, State, is_cpu
 from .scheduling import admit, is_here, load_next, run_next, start_if_stopped, stop_if_unneeded
-from .state import Core, removed
+from .state import Core, removal_error
 
 
-def added(core: Core, event: Added) -> None:
+def model_added(core: Core, event: Added) -> None:
     """Serve a model, which replaces another of its name."""
     if event.rests:
         _rest(core, core.new_model(event.manifest, event.compiled, event.preferred_engine))
@@ -61,7 +61,7 @@ def added(core: Core, event: Added) -> None:
     engines.reconsider_model(core, model)
 
 
-def damaged(core: Core, event: Damaged) -> None:
+def model_damaged(core: Core, event: Damaged) -> None:
     """Add a damaged model, unavailable with its reason."""
     model = core.new_model(event.manifest, None, event.preferred_engine)
     core.install(model)
@@ -78,25 +78,25 @@ def not_restored(core: Core, event: NotRestored) -> None:
 
 def engine_reason_changed(core: Core, event: EngineReasonChanged) -> None:
     """Store why a model's engine serves it."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
-        model.manifest = model.manifest.decided(reason=event.why, awaits_compiler=event.awaits_compiler)
+        model.manifest = model.manifest.with_decision(reason=event.why, awaits_compiler=event.awaits_compiler)
 
 
 def settings_changed(core: Core, event: SettingsChanged) -> None:
     """Store a model's new settings."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
         model.manifest = dataclasses.replace(model.manifest, settings=event.settings)
 
 
-def gone(core: Core, event: Removed) -> None:
+def model_removed(core: Core, event: Removed) -> None:
     """Refuse the requests that wait for a removed model, and unload it."""
     if core.models.forget_resting(event.name):
         return
     model = core.models.pop(event.name)
     for engine in core.engines.values():
-        core.refuse(engine.queue.drop_model(model.name), removed(model.name))
+        core.refuse(engine.queue.drop_model(model.name), removal_error(model.name))
     _forget(core, model)
 
 
@@ -145,10 +145,10 @@ def _forget(core: Core, model: ServedModel) -> None:
 # ---- Results of loading and verifying ----
 
 
-def loaded(core: Core, event: Loaded) -> None:
+def model_loaded(core: Core, event: Loaded) -> None:
     """Serve a loaded model if it is still deployed and the worker that loaded it still runs."""
     proof, engine = event.proof, core.engines[event.proof.engine]
-    found = core.deployed(event.deployment)
+    found = core.find_deployment(event.deployment)
     if found is None:
         core.unload_unused(proof.engine, event.key)  # The model was removed during the load
     else:
@@ -164,9 +164,9 @@ def loaded(core: Core, event: Loaded) -> None:
     engines.reconsider(core, engine.name)
 
 
-def refused(core: Core, event: LoadRefused) -> None:
+def load_refused(core: Core, event: LoadRefused) -> None:
     """Give up on a model that an engine refused to load, or leave it on the engine it failed over to."""
-    found = core.deployed(event.deployment)
+    found = core.find_deployment(event.deployment)
     if found is None:
         core.unload_unused(event.engine, event.key)
         _load_all(core)
@@ -187,18 +187,18 @@ def refused(core: Core, event: LoadRefused) -> None:
 
 def load_crashed(core: Core, event: LoadCrashed) -> None:
     """Charge the crash of a builder; the load that a serving worker crashed in waits for its WorkerLost."""
-    found = core.deployed(event.deployment)
+    found = core.find_deployment(event.deployment)
     if found is None:
-        if event.apart:  # Without a builder the worker is gone, and the next one loads its models
+        if event.in_builder:  # Without a builder the worker is gone, and the next one loads its models
             _load_all(core)
         return
     model, deployment = found
     engine = core.engines[deployment.engine]
     deployment.loading = False
-    if not event.apart:
+    if not event.in_builder:
         engine.worker_ends()
     comes_home = core.awaits_failback(model, engine)
-    if not event.apart:
+    if not event.in_builder:
         engine.fallen_loads.append(event.deployment)
     elif comes_home:
         engines.stay_away(core, model, engine, event.reason)
@@ -209,7 +209,7 @@ def load_crashed(core: Core, event: LoadCrashed) -> None:
 
 def probe_passed(core: Core, event: ProbePassed) -> None:
     """Remove the first of the unchecked probes, which was verified."""
-    found = core.deployed(event.deployment)
+    found = core.find_deployment(event.deployment)
     if found is not None:
         deployment = found[1]
         if deployment.checked is not None:
@@ -220,14 +220,14 @@ def probe_passed(core: Core, event: ProbePassed) -> None:
 
 def probe_failed(core: Core, event: ProbeFailed) -> None:
     """Unload a file that failed a probe, and give up on the models that the engine serves with it."""
-    found = core.deployed(event.deployment)
+    found = core.find_deployment(event.deployment)
     if found is not None:
         engine = core.engines[found[1].engine]
         key = found[0].key_on(engine.name)
         for model, deployment in core.deployments_on(engine):
             if (
                 model.key_on(engine.name) == key
-                and core.served_by(model, engine)
+                and core.is_served_by(model, engine)
                 and deployment.state is State.READY
             ):
                 versions.give_up(core, model, event.reason)

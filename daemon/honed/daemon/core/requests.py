@@ -87,10 +87,10 @@ def client_gone(core: Core, event: ClientGone) -> None:
 def run_succeeded(core: Core, event: RunSucceeded) -> None:
     """Answer the request, or enqueue it for its next run."""
     engine = core.engines[event.engine]
-    running = _ended(core, engine, event.request)
+    running = _end_run(core, engine, event.request)
     current = core.models.serves(running.model)
     if current and (engine.isolating or is_cpu(engine.name) == running.model.on_cpu):
-        running.model.crash_record.ran_well()
+        running.model.crash_record.record_success()
     blame.note_answered(running, engine)
     if not running.abandoned and event.more:
         running.ticket.attempts = 0  # Attempts count for one run
@@ -100,14 +100,14 @@ def run_succeeded(core: Core, event: RunSucceeded) -> None:
         model = running.model
         at_home = current and model.engine == engine.name
         if at_home and (model.canary is not None or not model.manifest.history.settled):
-            versions.served(core, model)
+            versions.count_request(core, model)
     _go_on(core, engine)
 
 
 def worker_failed(core: Core, event: WorkerFailed) -> None:
     """Keep a request whose worker failed until the worker's end is reported."""
     engine = core.engines[event.engine]
-    running = _ended(core, engine, event.request)
+    running = _end_run(core, engine, event.request)
     engine.worker_ends()
     engine.fallen.append(running)
     core.act(AttemptFailed(running.model.name, running.ticket.attempts, event.reason))
@@ -123,15 +123,15 @@ def request_rejected(core: Core, event: RequestRejected) -> None:
     shared one lacks. A model that was evicted for others is loaded again.
     """
     engine = core.engines[event.engine]
-    running = _ended(core, engine, event.request)
+    running = _end_run(core, engine, event.request)
     ticket = running.ticket
     if isinstance(event.error, NotLoaded):
-        core.unloaded(engine, running.model.key_on(engine.name))
+        core.mark_unloaded(engine, running.model.key_on(engine.name))
         if not is_cpu(engine.name):  # CPU engines evict models as a rule
             core.act(AttemptFailed(running.model.name, ticket.attempts, str(event.error)))
     alone = ticket.empty is not None  # Features that join requests or keep state retry by themselves
     if isinstance(event.error, PreconditionBroken) and not ticket.needs_cpu_engine:
-        running.model.statistics.broke_precondition()
+        running.model.statistics.count_precondition()
         ticket.needs_cpu_engine = alone and _takes_open(core, ticket)
     again = isinstance(event.error, NotLoaded) or (ticket.needs_cpu_engine and not is_cpu(engine.name))
     if isinstance(event.error, OutOfMemory) and is_cpu(engine.name):
@@ -187,7 +187,7 @@ def stopping(core: Core, _: Stopping) -> None:
                 core.act(Refuse(running.ticket.number, error))
 
 
-def _ended(core: Core, engine: Engine, request: int) -> RunningRequest:
+def _end_run(core: Core, engine: Engine, request: int) -> RunningRequest:
     """Remove and return a run, and unload its file if nothing else uses it."""
     engine.ended = core.now
     running = engine.running.pop(request)

@@ -52,7 +52,7 @@ def wake_for(core: Core, engine: Engine, model: ServedModel) -> None:
 
 def stop_if_unneeded(core: Core, engine: Engine) -> None:
     """Stop an on-demand engine that is not needed and runs nothing."""
-    if not engine.on_demand or engine.running or engine.fallen or core.needed(engine):
+    if not engine.on_demand or engine.running or engine.fallen or core.is_needed(engine):
         return
     if not engine.is_inactive:
         engine.phase = Phase.STOPPING

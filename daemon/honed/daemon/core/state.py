@@ -147,7 +147,7 @@ class Core:
         """Refuse the requests that wait for a replaced model on the isolating engine, and unload it there."""
         engine = self.engines.get(cpu_engine(model.manifest.owner, isolated=True))
         if engine is not None:
-            self.refuse(engine.queue.drop_model(model.name), replaced_error(model.name))
+            self.refuse(engine.queue.drop_model(model.name), replacement_error(model.name))
             if engine.name in model.deployments:
                 self.unload_unused(engine.name, model.key_on(engine.name))
 
@@ -163,14 +163,14 @@ class Core:
             if kept.state is State.UNAVAILABLE:
                 self.deploy(model, cpu)
             return
-        self.refuse_open(model, replaced_error(model.name))
+        self.refuse_open(model, replacement_error(model.name))
 
     def deploy(self, model: ServedModel, engine: str) -> Deployment:
         """Add and return a deployment of a model on an engine, not loaded yet."""
         deployment = model.deployments[engine] = Deployment(number=next(self._numbers), engine=engine)
         return deployment
 
-    def deployed(self, number: int) -> tuple[ServedModel, Deployment] | None:
+    def find_deployment(self, number: int) -> tuple[ServedModel, Deployment] | None:
         """Return a served model and its deployment of that number; None if it is gone."""
         for model in self.models.all():
             for deployment in model.deployments.values():
@@ -186,7 +186,7 @@ class Core:
             if engine.name in model.deployments
         ]
 
-    def served_by(self, model: ServedModel, engine: Engine) -> bool:
+    def is_served_by(self, model: ServedModel, engine: Engine) -> bool:
         """Return whether a model is the served version, and this engine serves it."""
         return model.engine == engine.name and self.models.serves(model)
 
@@ -227,15 +227,16 @@ class Core:
         del model.deployments[engine.name]
         self.unload_unused(engine.name, model.key_on(engine.name))
 
-    def needed(self, engine: Engine) -> bool:
+    def is_needed(self, engine: Engine) -> bool:
         """Return whether an engine has models or requests that it must run for."""
         if engine.stops_when_unused:
             if any(self.awaits_failback(model, engine) for model, _ in self.deployments_on(engine)):
                 return True
-            return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
+            return any(engine.kept.values()) or bool(engine.queue.models()) or self._was_used_lately(engine)
         name = engine.name
         used = any(
-            model.preferred_engine == name or name in model.deployments for model in self.models.unordered()
+            model.preferred_engine == name or name in model.deployments
+            for model in self.models.all_unordered()
         )
         return used or any(engine.kept.values())
 
@@ -243,7 +244,7 @@ class Core:
         """Return whether an engine is a model's preferred one while another engine serves it."""
         return model.preferred_engine == engine.name and model.engine != engine.name
 
-    def _used_lately(self, engine: Engine) -> bool:
+    def _was_used_lately(self, engine: Engine) -> bool:
         """Return whether an engine is loading, or had a request within `RESTING_SECONDS`."""
         since = self.now - RESTING_SECONDS
         return any(each.used > since or each.loading for _, each in self.deployments_on(engine))
@@ -266,15 +267,15 @@ class Core:
         del place.kept[key]
         self.act(Unload(engine, key))
 
-    def unloaded(self, engine: Engine, key: str) -> None:
+    def mark_unloaded(self, engine: Engine, key: str) -> None:
         """Note that an engine has dropped a file; the next request loads it again."""
         for model, deployment in self.deployments_on(engine):
             if model.key_on(engine.name) == key and deployment.state is State.READY:
-                deployment.lost()
+                deployment.mark_lost()
                 deployment.resting = model.name not in engine.queue.models()
 
 
-def replaced_error(name: str) -> ModelReplaced:
+def replacement_error(name: str) -> ModelReplaced:
     """Return the error for a request that the model which replaced its own may not accept."""
     return ModelReplaced(f"model {name!r} was replaced while the request waited; send it again")
 
@@ -284,7 +285,7 @@ def unusable(model: str, reason: str) -> Unavailable:
     return Unavailable(f"model {model!r} cannot be used: {reason}")
 
 
-def removed(name: str) -> NotFound:
+def removal_error(name: str) -> NotFound:
     """Return the error for requests whose model was removed while they waited."""
     return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")
 
@@ -382,7 +383,7 @@ class Registry:
         kept = self._models.get(model.name) or self._resting.get(model.name)
         return kept is not None and kept.manifest is model.manifest
 
-    def numbered(self, number: int) -> ServedModel | None:
+    def find_by_number(self, number: int) -> ServedModel | None:
         """Return the version of that number while it is served, or None."""
         return next((model for model in self._models.values() if model.number == number), None)
 
@@ -391,7 +392,7 @@ class Registry:
         model = self._models.get(name)
         return model.statistics if model else self.shared_statistics
 
-    def compiled(self, name: str) -> tuple[ServedModel, CompiledFileInfo]:
+    def require_compiled(self, name: str) -> tuple[ServedModel, CompiledFileInfo]:
         """Return a model and its compiled file's info; raise NotFound, or Unavailable if it has none."""
         model = self.entry(name)
         if model.compiled is None and model.on_cpu:
@@ -408,10 +409,10 @@ class Registry:
         """
         compiled, given = model.compiled, model.manifest.interface
         if compiled is None and given is None:
-            self.compiled(model.name)  # Raises the error that says why
+            self.require_compiled(model.name)  # Raises the error that says why
         return compiled.interface if compiled is not None else None, given
 
-    def unordered(self) -> Iterable[ServedModel]:
+    def all_unordered(self) -> Iterable[ServedModel]:
         """Return every model and variant that is served."""
         return self._models.values()
 
@@ -446,7 +447,7 @@ class Registry:
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
-    def asked(self, source: str) -> OrtSessionConfig:
+    def session_config(self, source: str) -> OrtSessionConfig:
         """Return the session configuration with which ONNX Runtime is to run the source with this key."""
         found = self.rechecked.get(source) or self.optimisation(source)
         return found.asked if found is not None else OrtSessionConfig()

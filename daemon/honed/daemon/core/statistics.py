@@ -110,8 +110,8 @@ class Recent:
             self._slices.append((number, Histogram()))
         self._slices[-1][1].add(duration)
 
-    def merged(self, now: float) -> Histogram:
-        """Return a histogram of the durations that ended within the last `covered(now)` seconds."""
+    def merge_slices(self, now: float) -> Histogram:
+        """Return a histogram of the durations that ended within the last `seconds_covered(now)` seconds."""
         merged = Histogram()
         oldest = math.floor(now / SLICE_SECONDS) - SLICES
         for number, histogram in self._slices:
@@ -120,8 +120,8 @@ class Recent:
         return merged
 
     @staticmethod
-    def covered(now: float) -> float:
-        """Return the number of seconds that `merged` looks back: 50 to 60."""
+    def seconds_covered(now: float) -> float:
+        """Return the number of seconds that `merge_slices` looks back: 50 to 60."""
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
@@ -162,7 +162,7 @@ class Statistics:
     requests: int = 0
     retries: int = 0  # Runs of a request beyond its first
     preconditions: int = 0  # Requests with values that the compiled file does not accept
-    joined: int = 0  # Requests that were run as one with others
+    batched_requests: int = 0  # Requests that were run as one with others
     batches: int = 0  # Runs of joined requests
     kernels: int = 0  # Executed for requests that were answered
     engines: Counter[str] = field(default_factory=Counter)  # Answers by kind of engine
@@ -181,18 +181,18 @@ class Statistics:
     def __post_init__(self) -> None:
         self.above = () if self.parent is None else (self.parent, *self.parent.above)
 
-    def arrived(self) -> None:
+    def count_arrival(self) -> None:
         """Count a request that arrived."""
         for each in (self, *self.above):
             each.requests += 1
 
-    def failed(self, code: str, ns: int) -> None:
+    def count_failure(self, code: str, ns: int) -> None:
         """Count a request that failed with an error of this code after `ns` nanoseconds."""
         for each in (self, *self.above):
             each.failures[code] += 1
             each.fail.add(ns)
 
-    def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
+    def count_served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """Count an inference that was answered, at `now` of a monotonic clock."""
         whole, queued = duration(inference.total), duration(inference.queued)
         whole_ns, queued_ns = round(inference.total * 1e9), round(inference.queued * 1e9)
@@ -208,23 +208,23 @@ class Statistics:
             each.infer_ns += inference.infer_ns
             each.output_ns += inference.output_ns
 
-    def answered_by(self, engine: str) -> None:
+    def count_answer_of(self, engine: str) -> None:
         """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
         for each in (self, *self.above):
             each.engines[engine] += 1
 
-    def ran_joined(self, requests: int) -> None:
+    def count_batch(self, requests: int) -> None:
         """Count `requests` requests that were run as one."""
         for each in (self, *self.above):
-            each.joined += requests
+            each.batched_requests += requests
             each.batches += 1
 
-    def retried(self) -> None:
+    def count_retry(self) -> None:
         """Count a request that is run again because its worker failed."""
         for each in (self, *self.above):
             each.retries += 1
 
-    def broke_precondition(self) -> None:
+    def count_precondition(self) -> None:
         """Count a request with values that the compiled file does not accept."""
         for each in (self, *self.above):
             each.preconditions += 1
@@ -236,14 +236,14 @@ class Statistics:
             version=VERSION,
             last_inference=self.last_inference,
             inference_count=self.success.count,
-            execution_count=self.success.count - self.joined + self.batches,
+            execution_count=self.success.count - self.batched_requests + self.batches,
             inference_stats=InferenceStatistics(
-                success=self._tallied(self.success.ns),
+                success=self._tally(self.success.ns),
                 fail=Tallied(count=self.fail.count, ns=self.fail.ns),
-                queue=self._tallied(self.queue_ns),
-                compute_input=self._tallied(self.input_ns),
-                compute_infer=self._tallied(self.infer_ns),
-                compute_output=self._tallied(self.output_ns),
+                queue=self._tally(self.queue_ns),
+                compute_input=self._tally(self.input_ns),
+                compute_infer=self._tally(self.infer_ns),
+                compute_output=self._tally(self.output_ns),
             ),
             engine_name=engine,
             device=device,
@@ -251,14 +251,14 @@ class Statistics:
 
     def figures(self, now: float, uptime: float) -> Figures:
         """Return the statistics as Metrics shows them; times in seconds."""
-        recent, covered = self.recent.merged(now), min(self.recent.covered(now), uptime)
+        recent, covered = self.recent.merge_slices(now), min(self.recent.seconds_covered(now), uptime)
         return Figures(
             requests=self.requests,
             served=self.success.count,
             failures=dict(sorted(self.failures.items())),
             retries=self.retries,
             batches=self.batches,
-            batched=self.joined,
+            batched=self.batched_requests,
             engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
             device_seconds=self.infer_ns / 1e9,
@@ -271,6 +271,6 @@ class Statistics:
             ),
         )
 
-    def _tallied(self, ns: int) -> Tallied:
+    def _tally(self, ns: int) -> Tallied:
         """Return a sum of nanoseconds with the number of answered requests."""
         return Tallied(count=self.success.count, ns=ns)

@@ -37,7 +37,7 @@ _STRIKES = 2
 
 def successor_ready(core: Core, event: SuccessorReady) -> None:
     """Serve a successor as a canary; raise AlreadyExists if another version or engine serves by now."""
-    before = core.models.numbered(event.model)
+    before = core.models.find_by_number(event.model)
     if before is None:
         raise AlreadyExists("the version it was compared with is not served any more; publish it again")
     if before.preferred_engine != before.device:
@@ -61,27 +61,27 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
 
 def successor_rejected(core: Core, event: SuccessorRejected) -> None:
     """Add a rejected successor to the history, without its file."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
         history = model.manifest.history
         _rewrite(model, dataclasses.replace(history, versions=(*history.versions, event.version)))
 
 
-def pinned(core: Core, event: Pinned) -> None:
+def version_pinned(core: Core, event: Pinned) -> None:
     """Pin the served version, so that no other replaces it, or unpin it."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
         _rewrite(model, dataclasses.replace(model.manifest.history, pinned=event.pinned))
 
 
-def inspected(core: Core, event: Inspected) -> None:
+def version_inspected(core: Core, event: Inspected) -> None:
     """Store what the inspector read of the version that is served."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is not None:
         model.compiled = event.compiled
 
 
-def served(core: Core, model: ServedModel) -> None:
+def count_request(core: Core, model: ServedModel) -> None:
     """Count a request of a version that is not settled; after enough of them compare it."""
     if not model.on_device:
         return
@@ -99,7 +99,7 @@ def served(core: Core, model: ServedModel) -> None:
 
 def canary_compared(core: Core, event: CanaryCompared) -> None:
     """Promote a canary, or roll it back if the comparison found it slower or wrong."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is None or model.canary is None:
         return
     if event.objection:
@@ -112,7 +112,7 @@ def canary_compared(core: Core, event: CanaryCompared) -> None:
 
 def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> None:
     """Compare a canary again later, but roll it back when a second worker has ended."""
-    model = core.models.numbered(event.model)
+    model = core.models.find_by_number(event.model)
     if model is None or model.canary is None:
         return
     trial = model.canary
@@ -126,7 +126,7 @@ def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> Non
 
 def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
     """Roll back a canary when a worker crashes while it runs."""
-    if model.canary is not None and model.on_device and core.served_by(model, engine):
+    if model.canary is not None and model.on_device and core.is_served_by(model, engine):
         _fall_back(core, model, model.canary.before, f"the worker ended while it ran: {reason}")
 
 
@@ -146,11 +146,11 @@ def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = Fals
             before = dataclasses.replace(model, manifest=dataclasses.replace(model.manifest, compiled=file))
             core.act(InspectFile(_fall_back(core, model, before, reason)))
             return
-    if _switched(core, model, reason):
+    if _switch_for_good(core, model, reason):
         return
     reason = f"{model.failover_reason}, and there {reason}" if model.failover_reason else reason
     if for_now:
-        reason = _refused_for_a_while(core, model, model.deployment, reason)
+        reason = _schedule_retry(core, model, model.deployment, reason)
     core.act(ModelUnavailable(model.name, reason))
     fail(core, model, reason)
 
@@ -160,33 +160,33 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, f
 
     If another engine serves the model, only requests that need this engine are refused.
     """
-    if core.served_by(model, engine):
+    if core.is_served_by(model, engine):
         give_up(core, model, reason, for_now=for_now)
         return
     deployment = model.deployments.get(engine.name)
     if deployment is not None:
         if for_now:
-            reason = _refused_for_a_while(core, model, deployment, reason)
+            reason = _schedule_retry(core, model, deployment, reason)
         deployment.state, deployment.reason = State.UNAVAILABLE, reason
         core.refuse_open(model, unusable(model.name, reason))
 
 
-def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
+def _schedule_retry(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
     """Schedule a retry of a deployment, and return `reason` with the time until then."""
-    seconds = model.crash_record.refused(isolated=core.engines[deployment.engine].isolating)
+    seconds = model.crash_record.count_refusal(isolated=core.engines[deployment.engine].isolating)
     deployment.again = core.now + seconds
     return f"{reason}; it is tried again after {seconds:g} s"
 
 
-def _switched(core: Core, model: ServedModel, reason: str) -> bool:
+def _switch_for_good(core: Core, model: ServedModel, reason: str) -> bool:
     """Have the other engine serve a model for good; return False if that cannot, or has failed, too."""
     left = core.engines[model.engine]
     model.rejected_by |= {left.name, model.cpu_engine if is_cpu(left.name) else left.name}
     other = core.other_for(model, left)
     if other is None or other.phase is Phase.FAILED:
         return False
-    why = f"{left.shown} does not serve it: {reason}"
-    model.manifest = model.manifest.decided(chosen=kind_of(other.name), reason=why)
+    why = f"{left.label} does not serve it: {reason}"
+    model.manifest = model.manifest.with_decision(chosen=kind_of(other.name), reason=why)
     waits_here = model.deployments[left.name]
     waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
     if is_cpu(left.name):
@@ -197,7 +197,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     core.undeploy(model, left)
     if other.name not in model.deployments or model.deployments[other.name].state is State.UNAVAILABLE:
         core.deploy(model, other.name)
-    core.act(EngineReplaced(model.name, left.shown, other.shown, reason))
+    core.act(EngineReplaced(model.name, left.label, other.label, reason))
     core.act(Persist(model))
     wake_for(core, other, model)
     stop_if_unneeded(core, left)

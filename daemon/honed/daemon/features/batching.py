@@ -68,24 +68,24 @@ class BatchQueue:
         """Return whether no request waits and no batch runs."""
         return not self._waiting and not self._running
 
-    def arrived(self, member: BatchMember) -> None:
+    def add(self, member: BatchMember) -> None:
         """Append a request to the queue."""
         self._waiting.append(member)
 
-    def left(self, number: int) -> None:
+    def withdraw(self, number: int) -> None:
         """Remove a request that its client abandoned."""
         self._waiting = [member for member in self._waiting if member.number != number]
 
-    def ended(self, seconds: float) -> None:
+    def record_end(self, seconds: float) -> None:
         """Record that a batch returned by `due` has run for `seconds`."""
         self._running -= 1
         self._seconds = lately(self._seconds, seconds)
 
     def due(self, now: float) -> list[tuple[BatchMember, ...]]:
-        """Return the batches to run now; the caller reports the end of each by `ended`."""
+        """Return the batches to run now; the caller reports the end of each by `record_end`."""
         batches = []
         while self._waiting and now >= self._time():
-            batches.append(self._filled())
+            batches.append(self._take_batch())
             self._running += 1
         return batches
 
@@ -105,7 +105,7 @@ class BatchQueue:
         """Return when a batch must begin to meet the earliest deadline."""
         return min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
 
-    def _filled(self) -> tuple[BatchMember, ...]:
+    def _take_batch(self) -> tuple[BatchMember, ...]:
         """Remove and return the next batch: users in turn, while rows fit; the first fits always."""
         chosen: list[BatchMember] = []
         rows = 0
@@ -172,7 +172,7 @@ class RequestBatcher(Generic[W, A]):
             group = self._groups[kind] = _BatchGroup(kind=kind, gathering=gathering())
         future = asyncio.get_running_loop().create_future()
         group.waiting[member.number] = _Waiting(member=member, request=request, answered=future)
-        group.gathering.arrived(member)
+        group.gathering.add(member)
         self._look(group)
         late = asyncio.get_running_loop().call_later(timeout, _refuse_late, future)
         try:
@@ -181,7 +181,7 @@ class RequestBatcher(Generic[W, A]):
         finally:
             late.cancel()
             if group.waiting.pop(member.number, None) is not None:
-                group.gathering.left(member.number)
+                group.gathering.withdraw(member.number)
                 self._look(group)
 
     def _look(self, group: _BatchGroup[W, A]) -> None:
@@ -214,7 +214,7 @@ class RequestBatcher(Generic[W, A]):
             _log.exception("running %d requests as one failed", len(members))
             found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
         finally:
-            group.gathering.ended(time.monotonic() - begun)
+            group.gathering.record_end(time.monotonic() - begun)
             self._look(group)
         for member, result in zip(members, found, strict=True):
             if member.answered.done():
@@ -350,11 +350,11 @@ class Batcher(Feature):
             open_shape=not fits,
             empty=plans[0].empty or None,
         )
-        runner.statistics.ran_joined(len(plans))
+        runner.statistics.count_batch(len(plans))
         self._ledger.count_run(runner, batch.members[0].infer_ns, fits=fits)
         return [
             member.plan.answer(
-                ran, member.call.id, self._pool.requests.noted(runner, work, ran, member.member.arrived)
+                ran, member.call.id, self._pool.requests.record_run(runner, work, ran, member.member.arrived)
             )
             for member, ran in zip(members, batch.members, strict=True)
         ]

@@ -50,14 +50,14 @@ class Beside(Feature):
     async def _form(self, call: MethodCall, params: FormParams) -> ModelForm:
         entry = self.registry.model(params.name)
         _check(params.shapes)
-        self.users.used(entry.name)
+        self.users.record_use(entry.name)
         report, shapes = params.report, scalars(params.shapes, entry.manifest.interface)
         runs = 1 if report is None else min(max(report.own_runs, 0), MOST_RUNS)
         failed = self.variants.wish(entry, shapes, runs)
         runner = self.variants.runner_of(entry, shapes)
         form = _form_of(entry, runner, shapes, failed)
         if form.verified:
-            self.usage_log.ran(runner.name, runs * form.time_us / 1e6)
+            self.usage_log.count_seconds(runner.name, runs * form.time_us / 1e6)
         if report is not None and not call.connection.closed:
             every = report.own_runs + report.routed_runs
             kind = entry.name, tuple(sorted(params.shapes.items()))
@@ -82,12 +82,12 @@ class Beside(Feature):
             del kinds[next(iter(kinds))]
         return kinds
 
-    def listed(self, entry: ServedModel) -> Mapping[str, object]:
+    def index_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the apps' reports of a model."""
         every = (each for kinds in self._uses.values() for each in kinds.items())
         return {"apps": tuple(use for (model, _), use in every if model == entry.name)}
 
-    shown = listed
+    show_fields = index_fields
 
     def forget(self, model: str) -> None:
         """Drop the reports of a removed model."""

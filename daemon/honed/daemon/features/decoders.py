@@ -138,16 +138,16 @@ class Decoders(Feature):
             known = self._known[entry.name] = interface, state, decoder_of(interface, state)
         return known[2]
 
-    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+    def show_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return which compiled shapes run a decoder's steps, and why others do not."""
         decoder = self._decoder(entry)
         if decoder is not None:
-            return {"forms": self._said_of_forms(entry, decoder)}
+            return {"forms": self._describe_forms(entry, decoder)}
         unnamed = next((pair.input.name for pair in state_of(entry) if pair.may_grow), "")
         why = f"its state {unnamed!r} is not named as keys or values, one input for each"
         return {"forms": f"no compiled form runs its steps: {why}"} if unnamed else {}
 
-    def _said_of_forms(self, entry: ServedModel, decoder: DecoderModel) -> str:
+    def _describe_forms(self, entry: ServedModel, decoder: DecoderModel) -> str:
         manifest, why = entry.manifest, decoder.no_forms
         if not why and manifest.engine_wanted(self.maker.policy) == "cpu":
             why = "ONNX Runtime was asked for"
@@ -167,7 +167,7 @@ class Decoders(Feature):
             variant, wish = self.registry.variant(name), wishes.get(name)
             if variant is None:
                 why = (
-                    self._said_of_wish(wish, idle)
+                    self._explain_wish(wish, idle)
                     if wish is not None and (wish.failed or not hopeless)
                     else ""
                 )
@@ -187,7 +187,7 @@ class Decoders(Feature):
             return "; ".join(parts if serving else ("no compiled form runs its steps", *parts))
         return "no compiled form runs its steps yet: no sequence has gone on since the service started"
 
-    def _said_of_wish(self, wish: ShapeDemand, idle: IdleStatus) -> str:
+    def _explain_wish(self, wish: ShapeDemand, idle: IdleStatus) -> str:
         """Return why a requested compiled shape is not there."""
         settings = self.settings()
         if wish.failed:
@@ -236,7 +236,7 @@ class Decoders(Feature):
             sequences.drop(key, str(lost))
             raise key.lost(str(lost)) from None
         except BaseException:
-            sequences.failed(sequence, first=first)
+            sequences.record_failure(sequence, first=first)
             raise
         if options.sequence_end:
             sequences.drop(key)
@@ -249,7 +249,7 @@ class Decoders(Feature):
         options = call.params.parameters or InferOptions()
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         most, rows = sequences.settings.max_tokens, sequence.rows
-        alike = call.kept(
+        alike = call.compute_once(
             ("step", bool(rows)),  # The first request has inputs that later ones omit
             (decoder, limit, regions.changes),
             lambda: alike_of(call.params, decoder, rows, regions, limit),
@@ -260,7 +260,7 @@ class Decoders(Feature):
             step = decoder.step(call.params, rows)
         if step.after > most:
             raise ResourceExhausted(
-                f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
+                f"{sequence.key.label} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
         took: list[tuple[PendingRequest[Any], StepResult, InferencePlan]] = []
@@ -310,22 +310,22 @@ class Decoders(Feature):
             inputs, data = alike.next_token(tokens[-1])
             params = dataclasses.replace(call.params, inputs=inputs)
             call, step = dataclasses.replace(call, params=params, data=data), StepSize(1, 1, ran.rows)
-            alike = call.kept(
+            alike = call.compute_once(
                 ("step", "next"),
                 (decoder, limit, regions.changes),
                 partial(alike_of, params, decoder, ran.rows, regions, limit),
             )
-        sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
+        sequences.record_step(sequence, ran.rows, ran.nbytes, time.monotonic())
         answer = ran.result
         if len(took) > 1:
             spent = sum(each.result.infer_ns for _, each, _ in took)
             answer = dataclasses.replace(answer, infer_ns=spent)
-        answered = self.pool.requests.noted(entry, work, answer, arrived)
+        answered = self.pool.requests.record_run(entry, work, answer, arrived)
         if alike.greedy is not None:
             return chosen_tokens(call, tokens, answered)
         result = plan.answer(answer, call.id, answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
-        return result if alike.last_token or whole_runs else _joined(result, found)
+        return result if alike.last_token or whole_runs else _join_results(result, found)
 
     async def _run_steps(
         self, steps: Steps, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel
@@ -336,7 +336,7 @@ class Decoders(Feature):
         self._note(entry.name, step, alike.no_forms or ("" if cut else _TOO_LONG))
         forms = self._forms(call, decoder, cut)
         if forms and step.past and not sequence.on_device:
-            forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
+            forms = forms if await self._move_to_device(sequence, entry, decoder, step) else {}
         if forms:
 
             async def ask(
@@ -355,7 +355,7 @@ class Decoders(Feature):
                 sequence.on_device = True
                 return found
         if sequence.on_device and step.past:
-            params, data = await self._taken_back(sequence, entry, call, step)
+            params, data = await self._fetch_state(sequence, entry, call, step)
             whole = alike_of(params, decoder, step.past, steps.regions, self.limits.max_answer_bytes)
             steps = dataclasses.replace(steps, alike=whole, data=data)
         await steps.by_file(entry)
@@ -369,14 +369,14 @@ class Decoders(Feature):
         found: dict[DecoderBucket, ServedModel] = {}
         for form in {piece.form for piece in cut}:
             shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
-            self.usage_log.asked(call.entry.name, name, shapes)
+            self.usage_log.count_requests(call.entry.name, name, shapes)
             runner = call.runner(shapes, name)
             if runner is call.entry or runner.manifest.decision.times is None:
                 return {}
             found[form] = runner
         return found
 
-    async def _taken_back(
+    async def _fetch_state(
         self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, step: StepSize
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request with the state read from the device, so that the CPU engine can continue."""
@@ -388,12 +388,12 @@ class Decoders(Feature):
         params = dataclasses.replace(call.params, inputs=(*inputs, *call.params.inputs))
         return params, (*state.raw, *call.data)
 
-    async def _handed_over(
+    async def _move_to_device(
         self, sequence: LiveSequence, entry: ServedModel, decoder: DecoderModel, step: StepSize
     ) -> bool:
         """Move a sequence's state from the CPU engine to the device; return False if that crashes."""
         state = await self._read(self.pool.servers[entry.cpu_engine], sequence, step)
-        held = {each.input: each for each in decoder.held(step)}
+        held = {each.input: each for each in decoder.state_tensors(step)}
         tensors = tuple(held[tensor.name] for tensor in state.tensors)
         call = SetSequence(sequence=sequence.number, rows=step.past, tensors=tensors, raw=state.raw)
         try:
@@ -529,7 +529,7 @@ class Decoders(Feature):
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
-def _joined(result: Map, found: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
+def _join_results(result: Map, found: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
     """Return the last chunk's result with the outputs of all chunks."""
     count = sum(piece.count for piece, _ in found)
     outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]

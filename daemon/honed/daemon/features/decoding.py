@@ -84,7 +84,7 @@ _FORMATS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def packed(kind: str, values: Sequence[int]) -> bytes:
+def pack_integers(kind: str, values: Sequence[int]) -> bytes:
     """Return numbers as the little-endian bytes of a tensor whose type is in `_FORMATS`."""
     return struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values)
 
@@ -104,11 +104,11 @@ def difference(kind: str, found: Data, right: Data) -> float:
 
 @dataclass(frozen=True, kw_only=True)  # Cached properties need a __dict__, so there are no slots
 class DecoderModel:
-    """A model whose state grows: its state pairs, and its other inputs by kind; the worker fills `made`."""
+    """A model whose state grows: its state pairs, and other inputs by kind; the worker fills `generated`."""
 
     interface: Interface
     pairs: tuple[state_pairs.StatePair, ...]
-    made: tuple[TensorSpec, ...]
+    generated: tuple[TensorSpec, ...]
     constants: tuple[str, ...]
     tokens: tuple[str, ...]
     _shapes: dict[DecoderBucket, dict[str, tuple[int, ...]]] = field(
@@ -122,7 +122,7 @@ class DecoderModel:
         Raises InvalidArgument if it has no tokens.
         """
         shapes = {tensor.name: tensor.shape for tensor in params.inputs}
-        for each in self._held if self.brings_state(params) else ():
+        for each in self._single_state_tensors if self.brings_state(params) else ():
             if each.axis >= 0 and len(shape := shapes.get(each.input, ())) > each.axis:
                 rows = shape[each.axis]
         for name in self.tokens:
@@ -135,7 +135,7 @@ class DecoderModel:
     def interface_for(self, params: PrepareParams, step: StepSize) -> Interface:
         """Return the interface to check a request against: without inputs that it leaves to the worker."""
         given = {tensor.name for tensor in params.inputs}
-        left = self._state.union(t.name for t in self.made).union(self.constants if step.past else ())
+        left = self._state.union(t.name for t in self.generated).union(self.constants if step.past else ())
         inputs = tuple(t for t in self.interface.inputs if t.name in given or t.name not in left)
         return dataclasses.replace(self.interface, inputs=inputs)
 
@@ -155,16 +155,16 @@ class DecoderModel:
     @functools.cached_property
     def no_forms(self) -> str:
         """The reason why the model cannot run in compiled shapes, or ""."""
-        known = {*self._state, *self.tokens, *self._made}
+        known = {*self._state, *self.tokens, *self._names_generated}
         odd = [tensor.name for tensor in self.interface.inputs if tensor.name not in known]
-        for held in self._held:
+        for held in self._single_state_tensors:
             if held.axis < 0:
                 return f"its state {held.input!r} does not grow by a row for each token"
         for name in (*odd, *self.tokens[1:]):
             if name in MASKS:
                 return f"its mask {name!r} is not [batch, tokens], of {MASK_RANK} dimensions"
             return f"its input {name!r} is neither its tokens, a mask, a position nor a length"
-        for tensor in self.made:
+        for tensor in self.generated:
             if tensor.name not in _IN_FORMS:
                 return f"its input {tensor.name!r} cannot be made for more rows than there are"
         if next(t.dtype for t in self.interface.inputs if t.name in self.tokens) not in _FORMATS:
@@ -176,8 +176,8 @@ class DecoderModel:
         return ""
 
     @functools.cached_property
-    def _made(self) -> frozenset[str]:
-        return frozenset(tensor.name for tensor in self.made)
+    def _names_generated(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.generated)
 
     @functools.cached_property
     def in_place(self) -> bool:
@@ -187,12 +187,14 @@ class DecoderModel:
         """
         if self.interface.in_place is not None:
             return self._state <= frozenset(self.interface.in_place)
-        return not self._made.isdisjoint(MASKS) and _POSITIONS not in self._made
+        return not self._names_generated.isdisjoint(MASKS) and _POSITIONS not in self._names_generated
 
     @functools.cached_property
     def _is_told(self) -> bool:
         """Return whether the model's inputs show which rows are used; if not, its shapes have ROWS_MASK."""
-        return self.in_place or (not self._made.isdisjoint(MASKS) and _POSITIONS in self._made)
+        return self.in_place or (
+            not self._names_generated.isdisjoint(MASKS) and _POSITIONS in self._names_generated
+        )
 
     def shapes(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a compiled shape."""
@@ -219,7 +221,7 @@ class DecoderModel:
         return firsts <= {(2,), (4,)} and any(one == self.shapes(form) for form in FORMS if form.tokens == 1)
 
     def _shapes_of(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
-        held = {each.input: each for each in self._held}
+        held = {each.input: each for each in self._single_state_tensors}
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
@@ -227,7 +229,7 @@ class DecoderModel:
                 shape[each.axis] = form.capacity
             elif tensor.name in MASKS:
                 shape = [1, form.capacity + (0 if self.in_place else form.tokens)]
-            elif tensor in self.made:
+            elif tensor in self.generated:
                 shape = [*values_of(tensor, StepSize(1, form.tokens, 0))[0]]
             else:
                 shape = [1, form.tokens, *(tensor.shape or ())[2:]]
@@ -248,14 +250,14 @@ class DecoderModel:
         outputs = self.without_state.outputs
         return tuple(t.name for t in outputs if len(t.shape or ()) > 1 and (t.shape or ())[1] < 0)
 
-    def made_up(self, model: str, step: StepSize) -> tuple[PrepareParams, tuple[Data, ...]]:
+    def synthetic_request(self, model: str, step: StepSize) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a synthetic request; its tokens are so small that every vocabulary has them."""
         (name,) = self.tokens
         spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
         shape = (1, step.tokens, *(spec.shape or ())[2:])
         numbers = [number % _MADE_UP for number in range(step.past, step.past + math.prod(shape))]
         tensor = InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=shape)
-        return PrepareParams(model_name=model, inputs=(tensor,)), (packed(spec.dtype, numbers),)
+        return PrepareParams(model_name=model, inputs=(tensor,)), (pack_integers(spec.dtype, numbers),)
 
     @functools.cached_property
     def of_forms(self) -> Interface:
@@ -286,19 +288,19 @@ class DecoderModel:
         if spec.name == ROWS_MASK:
             return b"\1" * piece.before + bytes(form.capacity - piece.before)
         if spec.name in MASKS:
-            hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
+            hidden, seen = (pack_integers(spec.dtype, [one]) for one in (0, 1))
             if self.in_place:  # Padding follows the client's tokens, which do not attend to it
                 mask = seen * (piece.before + form.tokens)
             else:
                 mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
             return mask + hidden * (math.prod(shape) - len(mask) // len(seen))
         if spec.name in _WHOLE and self.in_place:  # The buffer of the state has the whole capacity
-            return packed(spec.dtype, [form.capacity])
+            return pack_integers(spec.dtype, [form.capacity])
         _, values = values_of(spec, StepSize(1, form.tokens, piece.before))
         if isinstance(values, int):
-            return packed(spec.dtype, [values] * math.prod(shape))
+            return pack_integers(spec.dtype, [values] * math.prod(shape))
         last, count = piece.before + piece.count - 1, math.prod(shape)
-        return packed(spec.dtype, [min(each, last) for each in values] * (count // len(values)))
+        return pack_integers(spec.dtype, [min(each, last) for each in values] * (count // len(values)))
 
     def parts(self, step: StepSize) -> tuple[StepSize, ...]:
         """Return the runs by ONNX Runtime that answer a request for the last token's outputs.
@@ -321,20 +323,20 @@ class DecoderModel:
         cut = InputTensor(name=tensor.name, datatype=tensor.datatype, shape=shape)
         return dataclasses.replace(params, inputs=(cut,)), (content,)
 
-    def held(self, step: StepSize) -> tuple[StateTensorSpec, ...]:
+    def state_tensors(self, step: StepSize) -> tuple[StateTensorSpec, ...]:
         """Return the state tensors that the worker holds of a sequence with the step's batch size."""
         if step.batch == 1:
-            return self._held
+            return self._single_state_tensors
         opens = [(pair.input.shape or (0,))[0] < 0 for pair in self.pairs]
         return tuple(
             dataclasses.replace(each, initial_shape=(step.batch, *each.initial_shape[1:]))
             if is_open
             else each
-            for each, is_open in zip(self._held, opens, strict=True)
+            for each, is_open in zip(self._single_state_tensors, opens, strict=True)
         )
 
     @functools.cached_property
-    def _held(self) -> tuple[StateTensorSpec, ...]:
+    def _single_state_tensors(self) -> tuple[StateTensorSpec, ...]:
         """The state tensors of a sequence of batch size 1.
 
         The first request sets keys and values of encoder outputs; later ones do not change them.
@@ -368,7 +370,7 @@ def decoder_of(interface: Interface, named: Mapping[str, str]) -> DecoderModel |
     tokens = tuple(name for name in rest if name in _TOKENS) or tuple(rest)
     if not tokens:
         return None
-    return DecoderModel(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
+    return DecoderModel(interface=interface, pairs=pairs, generated=made, constants=constants, tokens=tokens)
 
 
 def names(params: PrepareParams) -> tuple[str, ...]:

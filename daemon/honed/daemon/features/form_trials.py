@@ -120,7 +120,7 @@ class FormTrial:
     async def _begin(self, level: int, rows: int, *engines: Loader) -> None:
         """Set the state of a level's sequence to `rows` synthetic rows in all `engines`."""
         if rows:
-            held = self.decoder.held(StepSize(1, 1, 0))
+            held = self.decoder.state_tensors(StepSize(1, 1, 0))
             for engine in engines:
                 await engine.step(SetSequence(sequence=self.numbers[level], rows=rows, tensors=held))
 
@@ -145,7 +145,7 @@ class FormTrial:
         ) -> StepResult:
             return await engine.step(asked(self.key if model is None else model.manifest.source_key))
 
-        (params, data), regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
+        (params, data), regions = self.decoder.synthetic_request(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))
         return Steps(
             alike=alike_of(params, self.decoder, step.past, regions, self.max_answer_bytes),

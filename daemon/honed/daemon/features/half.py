@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import clearing_in_thread, in_thread
 from honed.daemon.background import Pauses
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.serving.loader import made_up
+from honed.daemon.serving.loader import zero_inputs
 from honed.daemon.serving.trial import PairedTrial
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
@@ -76,29 +76,29 @@ class HalfForms(Feature):
             async with self.changes.begin(entry.name):
                 self._pauses.begin(entry.name)
                 manifest, checks = entry.manifest, self.changes.checks
-                async with cleared_in_thread(self.store.staging()) as folder:
+                async with clearing_in_thread(self.store.staging()) as folder:
                     form = folder / "fp16.onnx"
                     settings = SessionSettings(us=0.0, first_us=0.0, first=str(self.placed))
-                    if await checks.halved(manifest, self.placed.threads, form):
-                        settings = await self._compared(manifest, form)
+                    if await checks.write_half(manifest, self.placed.threads, form):
+                        settings = await self._compare(manifest, form)
                     kept = await checks.settle(manifest, settings)
                     if kept is not None and kept.half is not None:
                         await in_thread(self.store.keep, form)  # A sweep may have deleted it in between
         if kept is not None:
             _log.info("model %s: ONNX Runtime takes %s", entry.name, kept)
 
-    async def _compared(self, manifest: Manifest, form: Path) -> SessionSettings:
+    async def _compare(self, manifest: Manifest, form: Path) -> SessionSettings:
         """Run the fp32 and fp16 files in turns in separate sessions; return the settings that serve.
 
         Raises a HonedError if a session cannot be loaded or run.
         """
         assert manifest.optimisation is not None
         assert manifest.interface is not None
-        loader = self.changes.pool.needed_cpu(None).loader
+        loader = self.changes.pool.require_cpu(None).loader
         level, half = manifest.optimisation.level, await in_thread(self.store.keep, form)
         path = str(await in_thread(self.store.form, manifest, manifest.source_key))
         compiled = self.store.object(manifest.compiled) if manifest.compiled is not None else None
-        zeros = made_up(manifest.interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
+        zeros = zero_inputs(manifest.interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
         keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
 
         async def run(key: str, turn: int) -> ComparisonRun:

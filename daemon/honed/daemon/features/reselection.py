@@ -40,4 +40,4 @@ class EngineReselection(Feature):
         self._pauses.begin(entry.name)
         with self.leasing.adding(0, "the engines of a model are being compared"):
             async with self.changes.begin(entry.name):
-                self.changes.pool.handle(await self.changes.pool.compared(entry))
+                self.changes.pool.handle(await self.changes.pool.compare_engines(entry))

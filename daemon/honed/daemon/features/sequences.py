@@ -75,14 +75,14 @@ class SequenceKey(NamedTuple):
     name: int | str
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The sequence's description in messages."""
         name = self.name if isinstance(self.name, int) else repr(self.name[:_SHOWN])
         return f"sequence {name} of model {self.model!r}"
 
     def lost(self, why: str) -> SequenceLost:
         """Return the error for a request of the sequence, which is gone."""
-        return SequenceLost(f"{self.shown} is not known: {why}; begin it with sequence_start")
+        return SequenceLost(f"{self.label} is not known: {why}; begin it with sequence_start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,9 @@ class LiveSequence:
 
 
 class Sequences:
-    """The sequences of all models: a request calls `begin` or `resume`, then `keep`, `stepped` or `failed`.
+    """The sequences of all models.
+
+    A request calls `begin` or `resume`, then `keep`, `record_step` or `record_failure`.
 
     No I/O and no clock: times are seconds on one monotonic clock.
     """
@@ -184,7 +186,7 @@ class Sequences:
         user, more = sequence.key.user, sum(len(tensor.data) for tensor in tensors.values())
         if more > self.allowance(sequence):
             raise ResourceExhausted(
-                f"the state of {sequence.key.shown} is {more} bytes, with which the sequences of user {user} "
+                f"the state of {sequence.key.label} is {more} bytes, with which the sequences of user {user} "
                 f"hold more than {self.settings.max_mib} MiB; end some, or raise max_mib of [sequences]"
             )
         sequence.tensors, sequence.used, sequence.busy = dict(tensors), now, False
@@ -195,14 +197,14 @@ class Sequences:
         others = (s for k, s in self._all.items() if k.user == user and s is not sequence)
         return (self.settings.max_mib << 20) - sum(s.nbytes for s in others)
 
-    def stepped(self, sequence: LiveSequence, rows: int, nbytes: int, now: float) -> None:
+    def record_step(self, sequence: LiveSequence, rows: int, nbytes: int, now: float) -> None:
         """Record that a worker holds the state after a request, with its rows and bytes."""
         if self._all.get(sequence.key) is sequence:
             sequence.rows, sequence.held_bytes, sequence.used, sequence.busy = rows, nbytes, now, False
         else:
             self.ended.append(sequence.number)  # The sequence ended during the request
 
-    def failed(self, sequence: LiveSequence, *, first: bool) -> None:
+    def record_failure(self, sequence: LiveSequence, *, first: bool) -> None:
         """Record that a request failed; the next one starts from the same state.
 
         A sequence whose first request failed is dropped.
@@ -240,7 +242,7 @@ def _refuse_late(turn: asyncio.Future[None], key: SequenceKey) -> None:
     if not turn.done():
         turn.set_exception(
             DeadlineExceeded(
-                f"the request's deadline passed before the one before it in {key.shown} was answered; "
+                f"the request's deadline passed before the one before it in {key.label} was answered; "
                 "allow more time"
             )
         )
@@ -262,14 +264,14 @@ def key_of(user: int, params: PrepareParams) -> SequenceKey | None:
 class RequestWithState:
     """A request extended by its state: `params` and `data` are what runs.
 
-    `asked` are the outputs that the client requested, `guessed` the shapes of zeros for inputs with dynamic
-    sizes.
+    `requested` are the outputs that the client requested, `guessed` the shapes of zeros for inputs with
+    dynamic sizes.
     """
 
     sequence: LiveSequence
     params: PrepareParams
     data: tuple[Data, ...]
-    asked: frozenset[str]
+    requested: frozenset[str]
     first: bool
     last: bool
     guessed: dict[str, tuple[int, ...]]
@@ -322,7 +324,7 @@ class SequenceFeature(Feature):
         try:
             return self.keep_state(woven, await infer(call.instead(woven.params, woven.data)))
         except BaseException:
-            self.sequences.failed(woven.sequence, first=woven.first)
+            self.sequences.record_failure(woven.sequence, first=woven.first)
             raise
 
     def forget(self, model: str) -> None:
@@ -335,7 +337,7 @@ class SequenceFeature(Feature):
         held.expire(time.monotonic())
         return {"sequences": SequencesStatus(count=len(held), bytes=held.nbytes)}
 
-    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+    def show_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the model's state: input of the next request by output."""
         return {"sequence_state": {pair.output.name: pair.input.name for pair in state_of(entry)}}
 
@@ -393,7 +395,7 @@ class SequenceFeature(Feature):
 
         Raises SequenceLost if the sequence is not known, ResourceExhausted if there are too many, and
         InvalidArgument if the model keeps no state or the request is malformed. The caller ends each request
-        returned by `keep_state`, or by `failed` of its sequences.
+        returned by `keep_state`, or by `record_failure` of its sequences.
         """
         options, source = params.parameters or InferOptions(), source_of(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -407,7 +409,7 @@ class SequenceFeature(Feature):
         try:
             return _weave(sequence, interface, params, data, first=first, last=bool(options.sequence_end))
         except InvalidArgument:
-            self.sequences.failed(sequence, first=first)
+            self.sequences.record_failure(sequence, first=first)
             raise
 
     def keep_state(self, woven: RequestWithState, result: Map) -> Map:
@@ -421,7 +423,7 @@ class SequenceFeature(Feature):
             data = None if output["parameters"] else next(contents)  # Parameters: it is in shared memory
             if name in given and data is not None:
                 tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
-            if name in woven.asked:
+            if name in woven.requested:
                 outputs.append(output)
                 if data is not None:
                     raw.append(data)
@@ -536,7 +538,7 @@ def _weave(
             outputs=outputs,
         ),
         data=(*contents, *data),
-        asked=asked,
+        requested=asked,
         first=first,
         last=last,
         guessed=guessed,

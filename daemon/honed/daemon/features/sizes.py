@@ -93,7 +93,7 @@ def _better(
         counts = {sizes: count for sizes, count in counts.items() if len(set(sizes)) == 1}
     if len(part.left_out) >= _HOPELESS and not part.forms:
         return None
-    open_ = {sizes: count for sizes, count in counts.items() if not _tried(part, sizes)}
+    open_ = {sizes: count for sizes, count in counts.items() if not _was_rejected(part, sizes)}
     if sum(open_.values()) < requests:
         return None
     ranked = sorted(open_, key=lambda sizes: (-open_[sizes], sizes))[:_CANDIDATES]
@@ -106,7 +106,7 @@ def _better(
     return list(found)
 
 
-def _tried(part: SizedPartition, sizes: Sizes) -> bool:
+def _was_rejected(part: SizedPartition, sizes: Sizes) -> bool:
     """Return whether these sizes, or ones within _NEAR of them, were rejected."""
     if not part.by_rows:
         return sizes in part.left_out
@@ -173,7 +173,7 @@ class SizeSpecialiser(Feature):
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that partitions of a model or its variants observe."""
         variants = entry.has_dynamic_inputs or self.registry.variants(entry.name)
-        parts = sized_parts(entry.compiled.parts) if entry.compiled is not None else []
+        parts = specialisable_partitions(entry.compiled.parts) if entry.compiled is not None else []
         if not parts and not variants:
             return None
 
@@ -208,7 +208,7 @@ class SizeSpecialiser(Feature):
         for entry in (*self.registry.models(), *self.registry.variants()):
             if self._may_change(entry) and entry.compiled is not None:
                 counts = self.usage_log.size_counts(entry.name)
-                parts = sized_parts(entry.compiled.parts)
+                parts = specialisable_partitions(entry.compiled.parts)
                 if sizes := next_sizes(parts, counts, settings.requests, settings.sizes):
                     return entry, sizes
         return None
@@ -243,7 +243,7 @@ class SizeSpecialiser(Feature):
                     )
                     made = await build(change, staged, [self.pool.device_of(entry)])
                     why = f"compiled for sizes that its parts meet: {shown}"
-                    published = await self.publisher.resized(
+                    published = await self.publisher.publish_resized(
                         change, entry, made, why, keep_slower=keep_slower
                     )
         except (ModelRefused, InvalidArgument) as error:
@@ -258,7 +258,7 @@ class SizeSpecialiser(Feature):
                 self.compiled(manifest.owner, time.monotonic() - begun)
 
 
-def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:
+def specialisable_partitions(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:
     """Return the partitions of a compiled file that may be specialised, by their numbers in it."""
     by_cpu = [part for part in parts if part.engine == "cpu"]
     return [

@@ -18,7 +18,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferOptions, InputTensor, OutputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
 
-from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, packed, pieces
+from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, pack_integers, pieces
 from .sequences import without_sequence
 
 # Runs a checked step on the engine of a model (None: a compiled shape on trial), and returns its result.
@@ -61,7 +61,7 @@ class Alike:
         (name,) = self.decoder.tokens
         spec = next(tensor for tensor in self.decoder.interface.inputs if tensor.name == name)
         tensor = InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=(1, 1))
-        return (tensor,), (packed(spec.dtype, [token]),)
+        return (tensor,), (pack_integers(spec.dtype, [token]),)
 
 
 def alike_of(
@@ -88,7 +88,7 @@ def alike_of(
         tokens_alone=names(params) == decoder.tokens,
         no_forms=_no_forms(params, decoder, size),
         greedy=greedy,
-        plan=_checked(whole, decoder.interface_for(params, size), regions, most),
+        plan=_check_request(whole, decoder.interface_for(params, size), regions, most),
         plans={},
     )
 
@@ -131,7 +131,9 @@ def _no_forms(params: PrepareParams, decoder: DecoderModel, size: StepSize) -> s
     return ""
 
 
-def _checked(params: PrepareParams, interface: Interface, regions: RegionLookup, most: int) -> InferencePlan:
+def _check_request(
+    params: PrepareParams, interface: Interface, regions: RegionLookup, most: int
+) -> InferencePlan:
     return plans.check(params, None, interface, regions, max_bytes=most, keep=False)
 
 
@@ -157,13 +159,13 @@ class Steps:
         parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
         if len(parts) < 2:
             begins = not step.past or alike.has_state
-            later = (tuple(self.data),) * self._repeated()
+            later = (tuple(self.data),) * self._following_steps()
             call = partial(self._call, alike.plan, self.data, step, begins, later)
             return await self.ask(entry, alike.plan, call)
         tokens = alike.tokens(self.data)
         for part in parts:
             params, data = decoder.part(alike.params, tokens, step, part)
-            plan = self._checked(params, decoder.interface_for(params, part))
+            plan = self._check(params, decoder.interface_for(params, part))
             ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past, ()))
         return ran
 
@@ -173,32 +175,32 @@ class Steps:
         """Run a step on the device in chunks by shapes of one capacity, and return the results."""
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
-            plan, call = self._planned(piece)
+            plan, call = self._plan(piece)
             found.append((piece, await self.ask(forms[piece.form], plan, call)))
         return found
 
-    def _planned(self, piece: TokenChunk) -> tuple[InferencePlan, Callable[[str], RunStep]]:
+    def _plan(self, piece: TokenChunk) -> tuple[InferencePlan, Callable[[str], RunStep]]:
         """Return the checked run of a chunk, and a function that returns its call for a key."""
         alike, decoder = self.alike, self.alike.decoder
         data = decoder.contents(piece, alike.tokens(self.data))
         if piece.form not in alike.plans:
             params = dataclasses.replace(alike.params, inputs=decoder.inputs(piece.form))
-            alike.plans[piece.form] = self._checked(params, decoder.of_forms)
+            alike.plans[piece.form] = self._check(params, decoder.of_forms)
         plan, step = alike.plans[piece.form], StepSize(1, piece.count, piece.before)
         room = piece.form.capacity - piece.before - 1
         later = tuple(
             decoder.contents(dataclasses.replace(piece, before=piece.before + 1 + at), data[0])
-            for at in range(min(self._repeated(), room))
+            for at in range(min(self._following_steps(), room))
         )
         return plan, partial(self._call, plan, data, step, not piece.before, later)
 
-    def _repeated(self) -> int:
+    def _following_steps(self) -> int:
         """Return the steps to run after this one in the same call."""
         plain = not self.alike.no_forms and self.alike.plan.inputs[0][1] is None and self.step.tokens == 1
         return min(self.more, _REPEATED - 1) if plain else 0
 
-    def _checked(self, params: PrepareParams, interface: Interface) -> InferencePlan:
-        return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
+    def _check(self, params: PrepareParams, interface: Interface) -> InferencePlan:
+        return _check_request(params, interface, self.regions, self.alike.max_answer_bytes)
 
     def _call(
         self,
@@ -216,7 +218,7 @@ class Steps:
             rows=step.past,
             count=step.tokens,
             batch=step.batch,
-            tensors=decoder.held(step) if begins else (),
+            tensors=decoder.state_tensors(step) if begins else (),
             constants=decoder.constants,
             max_state_bytes=self.max_state_bytes,
             last_token=decoder.of_tokens if self.alike.last_token else (),

@@ -32,7 +32,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Handler, Infer, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.statefile import StateFile, save_at_intervals
-from honed.daemon.serving.selection import unfinished
+from honed.daemon.serving.selection import is_unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.files import StoredFile, receive
@@ -149,7 +149,7 @@ class UserQuotas:
         self.used = {name: at for name, at in self.used.items() if name in known}
         self.spent = {user: spent for user, spent in self.spent.items() if 0 <= now - spent.since < DAY}
 
-    def compiled(self, user: int, seconds: float, now: float) -> None:
+    def count_compile_seconds(self, user: int, seconds: float, now: float) -> None:
         """Add `seconds` to the time spent on compiling a user's models today."""
         spent = self.spent.get(str(user))
         if spent is None or not 0 <= now - spent.since < DAY:
@@ -187,7 +187,7 @@ def going(new: UserModelUsage, kept: Sequence[UserModelUsage], settings: AppsSet
         )
     left = list(own)
     gone: list[str] = []
-    while quota := _exceeded([*left, new], settings):
+    while quota := _quota_exceeded([*left, new], settings):
         if not left or new.used - left[0].used < IN_USE_SECONDS:
             raise ResourceExhausted(
                 f"your models take all that apps.{quota} allows, and those that are left were used within "
@@ -197,7 +197,7 @@ def going(new: UserModelUsage, kept: Sequence[UserModelUsage], settings: AppsSet
     return tuple(gone)
 
 
-def _exceeded(models: Sequence[UserModelUsage], settings: AppsSettings) -> str:
+def _quota_exceeded(models: Sequence[UserModelUsage], settings: AppsSettings) -> str:
     """Return the quota that one user's models exceed; "" for none."""
     if len(models) > settings.max_models:
         return "max_models"
@@ -286,7 +286,7 @@ class Receiver:
         given: Future[_Received] = Future()
         given.set_running_or_notify_cancel()  # Cancellation does not end the thread
 
-        def ended() -> None:
+        def count_down() -> None:
             self._reading[user] -= 1
             if not self._reading[user]:
                 del self._reading[user]
@@ -299,7 +299,7 @@ class Receiver:
             finally:
                 os.close(copy)
             if not loop.is_closed():  # The service may have ended during the read
-                loop.call_soon_threadsafe(ended)
+                loop.call_soon_threadsafe(count_down)
 
         self._reading[user] += 1
         threading.Thread(target=read, daemon=True, name=f"file of user {user}").start()
@@ -307,7 +307,7 @@ class Receiver:
 
 
 @dataclass(slots=True, eq=False)
-class _Bring:
+class _UploadTask:
     """An upload in progress, and the number of requests that wait for it."""
 
     user: int
@@ -327,7 +327,7 @@ class UserModels(Feature):
     receiver: Receiver
     shares_file: QuotaFile
     policy: str  # The setting serve.engine
-    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # Uploads by model
+    _under_way: dict[str, _UploadTask] = field(init=False, default_factory=dict)  # Uploads by model
     _turns: WeakValueDictionary[int, asyncio.Lock] = field(
         init=False, default_factory=WeakValueDictionary
     )  # Locks by user
@@ -371,7 +371,7 @@ class UserModels(Feature):
         name = own_name(user, params)
         entry = self.registry.find(name)
         if entry is not None:
-            self.used(name)
+            self.record_use(name)
             return _result(entry, params.sha256[0])
         bring = self._under_way.get(name)
         if bring is None:
@@ -395,7 +395,7 @@ class UserModels(Feature):
             return None
 
         async def infer_own(call: FeatureRequest) -> Map:
-            self.used(call.entry.name)
+            self.record_use(call.entry.name)
             if call.entry.on_cpu:
                 self.changes.checks.begin(call.entry.manifest)
             return await infer(call)
@@ -406,23 +406,23 @@ class UserModels(Feature):
         """Drop the last use of a removed model."""
         self.shares.used.pop(model, None)
 
-    def used(self, name: str) -> None:
+    def record_use(self, name: str) -> None:
         """Record that a user's own model was requested."""
         self.shares.use(name, time.time())
 
     def _begin(
         self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, UploadResult]
-    ) -> _Bring:
+    ) -> _UploadTask:
         work = asyncio.ensure_future(taking)
-        bring = self._under_way[name] = _Bring(user, work)
+        bring = self._under_way[name] = _UploadTask(user, work)
 
-        def ended(done: asyncio.Task[UploadResult]) -> None:
+        def finish(done: asyncio.Task[UploadResult]) -> None:
             close_all(copies)
             del self._under_way[name]
             if not done.cancelled():
                 done.exception()  # The requests that wait for it raise the error
 
-        work.add_done_callback(ended)
+        work.add_done_callback(finish)
         return bring
 
     async def _take(
@@ -441,7 +441,7 @@ class UserModels(Feature):
             options = params.parameters or UploadOptions()
             memory = 0 if options.engine == "gpu" else nbytes
             new = UserModelUsage(name=name, user=user, nbytes=nbytes, memory=memory, used=time.time())
-            leaving = going(new, self._kept(), self.settings())
+            leaving = going(new, self._usage_of_all(), self.settings())
             with meanwhile:
                 async with self.changes.begin(name, notify, replace=False, owner=user) as change:
                     change.report("receive", 0.0)
@@ -462,7 +462,7 @@ class UserModels(Feature):
                             f"{self.settings().memory_mib} MiB of apps.memory_mib; remove some of "
                             "them, or raise it in the configuration"
                         ) from error
-            self.used(name)
+            self.record_use(name)
             for each in leaving:
                 try:
                     await self.installer.remove(each)
@@ -472,7 +472,7 @@ class UserModels(Feature):
                     _log.info("model %s made room for another of user %d", each, user)
         return _result(self.registry.get(name), params.sha256[0])
 
-    def _kept(self) -> list[UserModelUsage]:
+    def _usage_of_all(self) -> list[UserModelUsage]:
         """Return every user's own models."""
         kept: list[UserModelUsage] = []
         for entry in self.registry.models():
@@ -522,7 +522,7 @@ class UserModels(Feature):
                 continue
             if manifest.for_app and not idle and manifest.added > since:
                 continue
-            if entry.on_cpu and unfinished(manifest, self.policy):
+            if entry.on_cpu and is_unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
         return waiting
 
@@ -541,11 +541,11 @@ class UserModels(Feature):
                     stopped = True
                     await self.installer.stop_compiling(entry.name)
             now = self.registry.find(entry.name)
-            if not stopped and now is not None and unfinished(now.manifest, self.policy):
+            if not stopped and now is not None and is_unfinished(now.manifest, self.policy):
                 _log.warning("model %s is not compiled before the next start", entry.name)
                 self._failed.add(entry.name)
         finally:
-            self.shares.compiled(owner, time.monotonic() - begun, time.time())
+            self.shares.count_compile_seconds(owner, time.monotonic() - begun, time.time())
             if not work.done():
                 await self.installer.stop_compiling(entry.name)
 
@@ -559,9 +559,9 @@ class UserModels(Feature):
             return True
         return manifest.for_app and self.shares.seconds_left(owner, self.settings(), time.time()) > 0
 
-    def compiled(self, owner: int, seconds: float) -> None:
+    def count_compile_seconds(self, owner: int, seconds: float) -> None:
         """Count the seconds that variants or specialisations of a user's models took to compile."""
-        self.shares.compiled(owner, seconds, time.time())
+        self.shares.count_compile_seconds(owner, seconds, time.time())
 
     async def run(self) -> None:
         """Save the usage of quotas until cancelled."""

@@ -24,13 +24,13 @@ from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
-from honed.daemon.serving.selection import SLOWER, EngineChoice, compare, unfinished
+from honed.daemon.serving.selection import SLOWER, EngineChoice, compare, is_unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import EngineDecision, Manifest, begin
-from honed.daemon.store.versions import timed
+from honed.daemon.store.versions import with_time
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import ENGINE_NAMES, LoadParams
@@ -174,8 +174,8 @@ class VariantCompiler:
             name = variant_name(model.name, whole, model.manifest.interface)
             variant = _manifest(name, model, made, whole, choice, by_hand=by_hand)
             if us is not None:
-                variant = replace(variant, history=timed(variant.history, us))
-            added = partial(self._added, model, variant, made.model, made.proof)
+                variant = replace(variant, history=with_time(variant.history, us))
+            added = partial(self._addition, model, variant, made.model, made.proof)
             await change.commit(added, [(made.file, made.path)])
         _log.info("model %s is compiled for other shapes, as %s. %s", model.name, name, choice.why)
         return name, choice.why
@@ -188,8 +188,8 @@ class VariantCompiler:
             proof = await change.load_stored(server, manifest, variant.key)
             path = self.changes.store.form(manifest, variant.key)
             choice = await self._choice(change, model, manifest.shapes, server, variant.key, path)
-            manifest = manifest.decided(chosen=choice.engine, reason=choice.why, times=choice.times)
-            await change.commit(partial(self._added, model, manifest, compiled, proof))
+            manifest = manifest.with_decision(chosen=choice.engine, reason=choice.why, times=choice.times)
+            await change.commit(partial(self._addition, model, manifest, compiled, proof))
         _log.info("%s was compared again. %s", variant.name, choice.why)
         return choice
 
@@ -223,7 +223,7 @@ class VariantCompiler:
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
-    def _added(
+    def _addition(
         self, model: ServedModel, variant: Manifest, compiled: CompiledFileInfo, proof: LoadReport
     ) -> Added:
         now = self.registry.find(model.name)
@@ -300,11 +300,13 @@ class ShapeVariants(Feature):
         def infer_in_shapes(call: FeatureRequest) -> Awaitable[Map]:
             entry = call.entry
 
-            def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[ObservedSizes]) -> None:
-                self.served(entry, plan)
+            def count_request(
+                runner: ServedModel, plan: InferencePlan, sizes: Sequence[ObservedSizes]
+            ) -> None:
+                self.count_shapes(entry, plan)
 
             runner_of = partial(self.runner_of, entry)
-            return infer(replace(call, runner_of=runner_of, answered=(*call.answered, answered)))
+            return infer(replace(call, runner_of=runner_of, answered=(*call.answered, count_request)))
 
         return infer_in_shapes
 
@@ -314,7 +316,7 @@ class ShapeVariants(Feature):
         `name` is that of the variant, if it is known. A suspended variant that serves on the device is loaded
         for the next request.
         """
-        name = name or self._asked(entry, shapes)
+        name = name or self._variant_for(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
@@ -329,14 +331,14 @@ class ShapeVariants(Feature):
             return entry
         return variant if only or (variant.on_preferred_engine and variant.state is State.READY) else entry
 
-    def served(self, entry: ServedModel, plan: InferencePlan) -> None:
+    def count_shapes(self, entry: ServedModel, plan: InferencePlan) -> None:
         """Count the shapes of an answered request, if a variant could have them."""
         shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
-        name = self._asked(entry, shapes)
+        name = self._variant_for(entry, shapes)
         if name and self.registry.find(entry.name) is not None:
-            self.usage_log.asked(entry.name, name, shapes)
+            self.usage_log.count_requests(entry.name, name, shapes)
 
-    def _asked(self, entry: ServedModel, shapes: Shapes) -> str:
+    def _variant_for(self, entry: ServedModel, shapes: Shapes) -> str:
         """Return the cached result of `_variant_asked`: most requests have few different shapes."""
         compiled, interface, names = self._names.get(entry.name, (None, None, None))
         if names is None or compiled is not entry.compiled or interface is not entry.manifest.interface:
@@ -354,9 +356,9 @@ class ShapeVariants(Feature):
         first = entry.manifest.shapes
         if first and all(shapes.get(name) == shape for name, shape in first.items()):
             return ""  # The model itself is compiled for these shapes
-        name = self._asked(entry, shapes)
+        name = self._variant_for(entry, shapes)
         if name:
-            self.usage_log.asked(entry.name, name, shapes, requests)
+            self.usage_log.count_requests(entry.name, name, shapes, requests)
         wishes = (
             wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry)) if wish.name == name
         )
@@ -364,24 +366,24 @@ class ShapeVariants(Feature):
 
     # Reports, and changes by users
 
-    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+    def show_fields(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the variants of a model, including those that could not be compiled."""
         wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [
-            _shown(
+            _describe(
                 variant, wishes.pop(name, None), by_cpu=not self.maker.is_for_device(entry, variant.manifest)
             )
             for name, variant in kept.items()
         ]
-        return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
+        return {"variants": (*found, *(_describe_failed(wish) for wish in wishes.values() if wish.failed))}
 
     def forget(self, model: str) -> None:
         """Drop the last use of a removed variant, and the cached names of a removed model."""
         self._used.pop(model, None)
         self._names.pop(model, None)
 
-    async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
+    async def on_added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
         """Compile an added model for the shapes requested with it, one after the other.
 
         Return a line for each, or none if the client does not wait: the work continues in the background.
@@ -412,10 +414,10 @@ class ShapeVariants(Feature):
 
         Once, when a device is ready, load the variants that were requested before the service started.
         """
-        await self._bound()
+        await self._enforce_limits()
         if not self._begun and self.maker.pool.ready:
             self._begun = True
-            for one in sorted(self._kept(), key=lambda each: -each.requests):
+            for one in sorted(self._usage_of_all(), key=lambda each: -each.requests):
                 variant, model = self.registry.variant(one.name), self.registry.find(one.model)
                 if (
                     variant is not None
@@ -424,16 +426,16 @@ class ShapeVariants(Feature):
                 ):
                     self._wake(variant)
 
-    async def _bound(self) -> None:
+    async def _enforce_limits(self) -> None:
         for variant in self.registry.variants():
             model = self.registry.find(model_of(variant.name))
             by_cpu = variant.on_cpu and variant.on_preferred_engine
             by_cpu |= model is not None and not self.maker.is_for_device(model, variant.manifest)
             if by_cpu and not self.registry.is_suspended(variant):
                 self._rest(variant.name)
-        for name in variants_to_suspend(0, self._loaded(), self.settings(), float("inf")) or ():
+        for name in variants_to_suspend(0, self._usage_of_loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
-        going = set(surplus(self._kept(), self.settings()))
+        going = set(surplus(self._usage_of_all(), self.settings()))
         # Variants of models that were removed or replaced just before the service ended go, too.
         for variant in self.registry.variants():
             of = self.registry.find(model_of(variant.name))
@@ -461,12 +463,12 @@ class ShapeVariants(Feature):
                 known = [file.nbytes for file in files if file is not None]
                 sources = sum(file.nbytes for file in entry.manifest.sources)
                 sizes[entry.name] = max(known, default=sources)  # The expected size
-        return next_shapes(wishes, self._kept(), self.settings(), sizes)
+        return next_shapes(wishes, self._usage_of_all(), self.settings(), sizes)
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
         ready = self.maker.pool.device_of(entry).ready and not entry.failover_reason
-        compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
+        compiled = not self._by_cpu(entry) and not is_unfinished(manifest, self.maker.policy)
         possible = bool(manifest.interface and manifest.sources and ready and compiled)
         return possible and self.may_compile(manifest)
 
@@ -486,7 +488,7 @@ class ShapeVariants(Feature):
         except (ModelRefused, InvalidArgument) as error:
             reason = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
-            self.usage_log.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
+            self.usage_log.record_failure(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
         finally:
             if owner is not None:
                 self.compiled(owner, time.monotonic() - begun)
@@ -511,7 +513,7 @@ class ShapeVariants(Feature):
 
     def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
         """Load a suspended variant if that displaces none requested recently, or `anyway`."""
-        serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
+        serving, now = self._usage_of_loaded(), float("inf") if anyway else time.monotonic()
         resting = variants_to_suspend(_loaded_bytes(variant), serving, self.settings(), now)
         if resting is None and not anyway:
             return
@@ -523,17 +525,17 @@ class ShapeVariants(Feature):
         if name not in self.maker.changes.active:  # A change may be replacing the variant
             self.maker.pool.handle(SuspendRequested(name))
 
-    def _loaded(self) -> list[VariantUsage]:
+    def _usage_of_loaded(self) -> list[VariantUsage]:
         """Return the variants in service; their `requests` are 0."""
         serving = (variant for variant in self.registry.variants() if not self.registry.is_suspended(variant))
-        return [self._known(variant, 0.0) for variant in serving]
+        return [self._usage_of(variant, 0.0) for variant in serving]
 
-    def _kept(self) -> list[VariantUsage]:
+    def _usage_of_all(self) -> list[VariantUsage]:
         asked = (wish for model in self.registry.models() for wish in self.usage_log.wishes(model.name, ""))
         requests = {wish.name: wish.requests for wish in asked}
-        return [self._known(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
+        return [self._usage_of(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
 
-    def _known(self, variant: ServedModel, requests: float) -> VariantUsage:
+    def _usage_of(self, variant: ServedModel, requests: float) -> VariantUsage:
         return VariantUsage(
             name=variant.name,
             model=model_of(variant.name),
@@ -566,7 +568,7 @@ def _loaded_bytes(variant: ServedModel) -> int:
     return variant.compiled.device_bytes if variant.compiled is not None else 0
 
 
-def _shown(variant: ServedModel, wish: ShapeDemand | None, *, by_cpu: bool) -> ShownVariant:
+def _describe(variant: ServedModel, wish: ShapeDemand | None, *, by_cpu: bool) -> ShownVariant:
     manifest = variant.manifest
     engine = "cpu" if by_cpu else "gpu"
     return ShownVariant(
@@ -585,7 +587,7 @@ def _shown(variant: ServedModel, wish: ShapeDemand | None, *, by_cpu: bool) -> S
     )
 
 
-def _failed(wish: ShapeDemand) -> ShownVariant:
+def _describe_failed(wish: ShapeDemand) -> ShownVariant:
     return ShownVariant(
         name=wish.name,
         shapes=dict(wish.shapes),

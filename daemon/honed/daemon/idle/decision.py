@@ -39,11 +39,11 @@ def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -
     """Return each sample with its verdict, and the configured window."""
     known = list(samples)
     utilisation = any(sample.signal == "gpu" and sample.value is not None for sample in known)
-    readings = [_judged(sample, settings, context, utilisation) for sample in known]
+    readings = [_judge(sample, settings, context, utilisation) for sample in known]
     return (*readings, _window(settings, context.minute))
 
 
-def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> SignalReading:
+def _judge(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> SignalReading:
     if sample.value is None:
         return _reading(sample, "absent")
     match sample.signal:

@@ -80,7 +80,7 @@ class Leasing:
                 self._perform(self._lease.readings(False, why, time.monotonic()))
             self._machine = await looking
             now = time.monotonic()
-            self._decision = self._decided(now)[1]
+            self._decision = self._decide(now)[1]
             self._perform(self._lease.readings(self._decision.idle, self._decision.why, now))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if self._tuners else REST_SECONDS):
@@ -98,9 +98,9 @@ class Leasing:
             return LeaseAsked(granted=False, lease=0, why="the connection is closed")
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection
-            connection.when_closed(lambda: self._gone(connection.number))
+            connection.when_closed(lambda: self._forget(connection.number))
         why = self._lease.why
-        actions = self._lease.asked(connection.number, seconds, time.monotonic())
+        actions = self._lease.enqueue(connection.number, seconds, time.monotonic())
         # The result tells a tuner of its grant, so no notification is sent.
         own_grants = [
             each for each in actions if isinstance(each, Grant) and each.holder == connection.number
@@ -114,8 +114,8 @@ class Leasing:
 
     def release(self, connection: Connection, lease: int) -> None:
         """Release the lease of a tuner that left the device, or no longer wants it."""
-        self._lease.withdrawn(connection.number)
-        self._perform(self._lease.released(connection.number, lease, time.monotonic()))
+        self._lease.withdraw(connection.number)
+        self._perform(self._lease.release(connection.number, lease, time.monotonic()))
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Leasing:
     def idle(self) -> IdleStatus:
         """Return the field `idle` of ServerStatus."""
         now = time.monotonic()
-        readings, decision = self._decided(now)
+        readings, decision = self._decide(now)
         return IdleStatus(
             idle=decision.idle,
             why=decision.why,
@@ -231,7 +231,7 @@ class Leasing:
             why=held.why,
         )
 
-    def _decided(self, now: float) -> tuple[tuple[SignalReading, ...], Decision]:
+    def _decide(self, now: float) -> tuple[tuple[SignalReading, ...], Decision]:
         state = self._worker_state()
         worker = Sample(
             signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"
@@ -250,8 +250,8 @@ class Leasing:
     def _is_tuner(self, peer: int) -> bool:
         return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
 
-    def _gone(self, number: int) -> None:
-        actions = self._lease.gone(number, time.monotonic())
+    def _forget(self, number: int) -> None:
+        actions = self._lease.forget(number, time.monotonic())
         del self._tuners[number]
         self._perform(actions)
 

@@ -137,18 +137,18 @@ class Gpu:
         return [self._utilisation(folder, now), _clock(folder)]
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
-        if devfreq and _suspended(devfreq):
-            return _used(0.0, "the GPU is suspended")  # The load of devfreq may be stale then
+        if devfreq and _is_suspended(devfreq):
+            return _load_sample(0.0, "the GPU is suspended")  # The load of devfreq may be stale then
         found = _LOAD.fullmatch(system_text(devfreq / "load") or "") if devfreq else None
         if found:
-            return _used(float(found[1]), "of the time, says its devfreq")
+            return _load_sample(float(found[1]), "of the time, says its devfreq")
         percent = system_number(self._root / "sys/class/misc/mali0/device/utilisation")
         if percent is not None:
-            return _used(float(percent), "of 100 ms, says kbase")
+            return _load_sample(float(percent), "of 100 ms, says kbase")
         percent_open = self._by_open_drivers(now)
         if percent_open is not None:
-            return _used(percent_open, "of the time by processes that may be looked into")
-        return _used(None, "no driver tells how much a GPU is used")
+            return _load_sample(percent_open, "of the time by processes that may be looked into")
+        return _load_sample(None, "no driver tells how much a GPU is used")
 
     def _by_open_drivers(self, now: float) -> float | None:
         """Return the busiest engine's share since the last call, percent; None if engines are not counted.
@@ -187,29 +187,31 @@ def _is_render_node(link: Path) -> bool:
         return False
 
 
-def _suspended(devfreq: Path) -> bool:
+def _is_suspended(devfreq: Path) -> bool:
     return system_text(devfreq / "device/power/runtime_status") == "suspended"
 
 
-def _used(percent: float | None, text: str) -> Sample:
+def _load_sample(percent: float | None, text: str) -> Sample:
     return Sample(signal="gpu", value=percent, unit="%", text=text)
 
 
 def _clock(devfreq: Path | None) -> Sample:
     """Return the position of the clock between its lowest and highest frequency, percent."""
     if devfreq is None:
-        return _raised(None, "no GPU with a devfreq clock")
+        return _clock_sample(None, "no GPU with a devfreq clock")
     current = system_number(devfreq / "cur_freq")
     if current is None:
-        return _raised(None, f"{devfreq.name} does not tell its clock")
-    if _suspended(devfreq):
-        return _raised(0.0, "the GPU is suspended")
+        return _clock_sample(None, f"{devfreq.name} does not tell its clock")
+    if _is_suspended(devfreq):
+        return _clock_sample(0.0, "the GPU is suspended")
     governor = system_text(devfreq / "governor") or "unknown"
     low, high = _range(devfreq)
     if governor in _FIXED_GOVERNORS or high <= low:
-        return _raised(None, f"{_mhz(current)} MHz, which governor {governor} keeps")
+        return _clock_sample(None, f"{_mhz(current)} MHz, which governor {governor} keeps")
     percent = min(100.0, max(0.0, 100 * (current - low) / (high - low)))
-    return _raised(percent, f"{_mhz(current)} of {_mhz(low)} to {_mhz(high)} MHz by governor {governor}")
+    return _clock_sample(
+        percent, f"{_mhz(current)} of {_mhz(low)} to {_mhz(high)} MHz by governor {governor}"
+    )
 
 
 def _range(devfreq: Path) -> tuple[int, int]:
@@ -224,7 +226,7 @@ def _mhz(hertz: int) -> int:
     return round(hertz / 1e6)
 
 
-def _raised(percent: float | None, text: str) -> Sample:
+def _clock_sample(percent: float | None, text: str) -> Sample:
     return Sample(signal="gpu clock", value=percent, unit="%", text=text)
 
 
@@ -319,8 +321,8 @@ class OwnLoadMeter:
         passed = now - self._at if self._at is not None else 0.0
         if passed > 0:
             spent = sum(max(0.0, used - self._seconds.get(pid, used)) for pid, used in seconds.items())
-            self._load = _decayed(self._load, spent, passed, _LOAD_SECONDS)
-            self._pressure = _decayed(self._pressure, spent, passed, _PRESSURE_SECONDS)
+            self._load = _decay(self._load, spent, passed, _LOAD_SECONDS)
+            self._pressure = _decay(self._pressure, spent, passed, _PRESSURE_SECONDS)
         self._seconds, self._at = seconds, now
         count = cores(self._root)
         return OwnLoad(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
@@ -356,7 +358,7 @@ class OtherLoadMeter:
         return (sum(ticks) - idle) / _TICKS - own, sum(ticks) / _TICKS
 
 
-def _decayed(mean: float, spent: float, passed: float, over: float) -> float:
+def _decay(mean: float, spent: float, passed: float, over: float) -> float:
     kept = math.exp(-passed / over)
     return mean * kept + spent / passed * (1 - kept)
 

@@ -196,12 +196,12 @@ class Api:
             queue=status.queue_status(self.engines, viewer),
             connections=self.connections(),
             jobs=tuple(jobs),
-            damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
-            idle=dataclasses.replace(idle, models=self._seen_of(viewer, idle.models)),
+            damaged=tuple(viewer.hide_names(each, own) for each in self.damaged),
+            idle=dataclasses.replace(idle, models=self._visible_figures(viewer, idle.models)),
             lease=viewer.veil(self.leasing.lease(), own),
             tuner=viewer.veil(self.tuner.status(), own),
             hints=self.tuner.figures.hints if self.tuner.figures is not None else {},
-            **_joined(feature.status() for feature in self.features),
+            **_merge_fields(feature.status() for feature in self.features),
         )
 
     @_answers(methods.LEASE_ASK)
@@ -222,11 +222,11 @@ class Api:
 
     @_answers(methods.MODEL_READY)
     async def _model_ready(self, call: MethodCall, params: ModelParams) -> results.Ready:
-        return results.Ready(ready=self.registry.model(_named(params)).state is State.READY)
+        return results.Ready(ready=self.registry.model(_require_name(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: MethodCall, params: ModelParams) -> results.ModelMetadata:
-        entry = self.registry.model(_named(params))
+        entry = self.registry.model(_require_name(params))
         compiled, given = self.registry.interfaces(entry)
         shown = given or compiled
         assert shown is not None
@@ -246,14 +246,16 @@ class Api:
         )
         return results.ModelStatistics(
             model_stats=tuple(
-                e.statistics.triton(e.name, ENGINE_NAMES[e.kind], self.engines.of(e).shown) for e in entries
+                e.statistics.triton(e.name, ENGINE_NAMES[e.kind], self.engines.of(e).label) for e in entries
             )
         )
 
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: MethodCall, params: ModelParams) -> results.ModelShown:
-        entry = self.registry.entry(_named(params))
-        return status.show(entry, self.engines, _joined(feature.shown(entry) for feature in self.features))
+        entry = self.registry.entry(_require_name(params))
+        return status.show(
+            entry, self.engines, _merge_fields(feature.show_fields(entry) for feature in self.features)
+        )
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: MethodCall, params: ProfileParams) -> results.ModelProfile:
@@ -264,12 +266,12 @@ class Api:
         self.engines.wake(params.name)
         entry = self.registry.entry(params.name)
         if not entry.on_cpu:
-            self.registry.compiled(params.name)
+            self.registry.require_compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
             client, asking = call.connection.client, self.engines.requests
             profile = await asking.profile(client, entry, runs, timeline=timeline)
         if entry.on_device:
-            self.usage_log.profiled(entry.name, entry.key, profile.rows)
+            self.usage_log.record_profile(entry.name, entry.key, profile.rows)
         return profile
 
     @_answers(methods.MODEL_EXPORT)
@@ -329,11 +331,11 @@ class Api:
     async def _repository_index(self, call: MethodCall, params: Nothing) -> results.ModelIndex:
         return results.ModelIndex(
             models=tuple(
-                status.indexed(
+                status.index_row(
                     entry,
                     len(self.registry.variants(entry.name)),
                     self.engines,
-                    _joined(feature.listed(entry) for feature in self.features),
+                    _merge_fields(feature.index_fields(entry) for feature in self.features),
                 )
                 for entry in self.registry.models(self._viewer(call))
             )
@@ -346,7 +348,7 @@ class Api:
             raise Unimplemented("this service compiles no variants; add the model for one set of shapes")
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.installer.add(params, call.descriptors, call.progress, meanwhile)
-        more_notes = [note for feature in self.features for note in await feature.added(call, params)]
+        more_notes = [note for feature in self.features for note in await feature.on_added(call, params)]
         return dataclasses.replace(added, notes=(*added.notes, *more_notes)) if more_notes else added
 
     @_answers(methods.MODEL_SET)
@@ -361,17 +363,17 @@ class Api:
     def _viewer(self, call: MethodCall) -> Viewer:
         return self.policy.viewer(call.connection.peer)
 
-    def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
+    def _visible_figures(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures of models that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
 
 
-def _joined(parts: Iterable[Mapping[str, object]]) -> dict[str, Any]:
+def _merge_fields(parts: Iterable[Mapping[str, object]]) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def _named(params: ModelParams) -> str:
+def _require_name(params: ModelParams) -> str:
     check_version(params.version)
     if not params.name:
         raise NotFound("name is empty; say which model, 'hone list' shows which there are")

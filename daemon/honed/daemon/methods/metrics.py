@@ -103,7 +103,7 @@ class MetricsCollector:
                 for entry in self.registry.variants()
                 if viewer.sees(entry.manifest.owner)
             ),
-            tuning=_seen_of(tuning, viewer, own),
+            tuning=_visible_figures(tuning, viewer, own),
             temperatures=sensors,
             lease=self.lease(),
             gpu_faults=self.gpu_faults(),
@@ -113,7 +113,7 @@ class MetricsCollector:
         return tuple(
             DeviceFigures(
                 name=each.name,
-                shown=each.shown,
+                shown=each.label,
                 worker=viewer.veil(_worker(each), own),
                 queue=strict.copy_fields(QueueFigures, each.queue(), longest=each.engine.queue.longest),
             )
@@ -136,13 +136,15 @@ class MetricsCollector:
             away=entry.failover_reason,
             engine=entry.kind,
             engine_name=ENGINE_NAMES[entry.kind],
-            device=self.pool.of(entry).shown,
+            device=self.pool.of(entry).label,
             waiting=waiting,
             spent=usage.get(entry.name, _UNUSED),
         )
 
 
-def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) -> TuningFigures | None:
+def _visible_figures(
+    tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]
+) -> TuningFigures | None:
     """Return tuning figures without those of models that the peer may not see."""
     if tuning is None or viewer.all:
         return tuning

@@ -54,7 +54,7 @@ class _PreparedRequest(NamedTuple):
     """
 
     params: PrepareParams
-    known: Known
+    cache: Known
     owner: int | None
 
 
@@ -102,7 +102,7 @@ class InferencePipeline:
         if prepared is not None:
             entry = self.registry.find(prepared.params.model_name)
             if entry is None or entry.manifest.owner == prepared.owner:
-                return Driven(self._infer(call.connection, prepared.params, prepared.known, params))
+                return Driven(self._infer(call.connection, prepared.params, prepared.cache, params))
         raise NotPrepared(f"no request is prepared as {params.number} on this connection; prepare it")
 
     def infer(self, call: MethodCall, params: InferParams) -> Driven[Map]:
@@ -129,7 +129,7 @@ class InferencePipeline:
             check_version(params.model_version)
             deadline = None
             if run.timeout is not None:
-                deadline = begun + plans.checked_timeout(run.timeout) / 1e6
+                deadline = begun + plans.check_timeout(run.timeout) / 1e6
             entry = self.registry.model(params.model_name)
             if compiled_only.wants_compiled(params):
                 params = compiled_only.with_scalars(params, entry.manifest.interface)
@@ -139,7 +139,7 @@ class InferencePipeline:
                 params=params,
                 data=run.raw_input_contents or (),
                 id=run.id or "",
-                known=known,
+                cache=known,
                 deadline=deadline,
             )
             while True:
@@ -204,10 +204,10 @@ class InferencePipeline:
             self.usage_log.settings.keep_inputs,
         )
 
-        def checked() -> InferencePlan:
+        def check() -> InferencePlan:
             return plans.check(call.params, compiled, given, regions, max_bytes=most, keep=keep)
 
-        plan = call.kept(runner.name, (compiled, given, most, keep, regions.changes), checked)
+        plan = call.compute_once(runner.name, (compiled, given, most, keep, regions.changes), check)
         plan.check_data(call.data)
         return plan
 
@@ -221,12 +221,12 @@ class counted:  # noqa: N801 - used in `with`, where a generator takes twice as 
         self._statistics = statistics
 
     def __enter__(self) -> None:
-        self._statistics.arrived()
+        self._statistics.count_arrival()
         self._begun = time.monotonic_ns()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            self._statistics.failed(_code(error), time.monotonic_ns() - self._begun)
+            self._statistics.count_failure(_code(error), time.monotonic_ns() - self._begun)
 
 
 def _code(error: BaseException) -> str:

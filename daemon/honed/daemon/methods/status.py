@@ -78,7 +78,9 @@ def show(entry: ServedModel, pool: EngineManager, more: Mapping[str, Any]) -> Mo
     )
 
 
-def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mapping[str, Any]) -> IndexedModel:
+def index_row(
+    entry: ServedModel, variants: int, pool: EngineManager, more: Mapping[str, Any]
+) -> IndexedModel:
     """Return a row of RepositoryIndex with `more` fields."""
     owner = entry.manifest.owner
     return IndexedModel(
@@ -92,7 +94,7 @@ def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mappin
         pinned_engine=entry.manifest.decision.pinned_engine,
         owner=user_name(owner) if owner is not None else "",
         engine_name=ENGINE_NAMES[entry.kind],
-        device=pool.of(entry).shown,
+        device=pool.of(entry).label,
         **more,
     )
 
@@ -141,8 +143,8 @@ def placement_of(pool: EngineManager, model: ServedModel) -> ModelPlacement:
     manifest = model.manifest
     home = pool.placement.home(model.name, manifest.device, manifest.placement_reason)
     return ModelPlacement(
-        device=pool.device_of(model).shown,
-        served_by=pool.of(model).shown,
+        device=pool.device_of(model).label,
+        served_by=pool.of(model).label,
         engine=model.kind,
         why=manifest.decision.reason or home.why,
         away=model.failover_reason,

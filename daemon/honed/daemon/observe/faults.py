@@ -49,10 +49,10 @@ def stories(reader: Reader) -> Iterator[KernelFault]:
         found += [(record, fault) for record in records if (fault := seen(record)) is not None]
     started = {fault.monotonic_s: record.realtime_s for record, fault in found}
     for story in group(fault for _, fault in found):
-        yield listed(story, started[story.first_s])
+        yield fault_row(story, started[story.first_s])
 
 
-def listed(story: FaultIncident, time: float) -> KernelFault:
+def fault_row(story: FaultIncident, time: float) -> KernelFault:
     """Return a fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
     return KernelFault(
@@ -122,7 +122,7 @@ def of_service(socket: str | None) -> ServiceProcesses | None:
         return None
 
 
-def blamed(
+def attribute_faults(
     log: KernelLog, service: ServiceProcesses | None, quarantined: Iterable[Quarantined] = ()
 ) -> tuple[AttributedFault, ...]:
     """Return the attributed faults of the kernel log; `quarantined` is from the records."""

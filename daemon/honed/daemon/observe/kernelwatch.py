@@ -20,7 +20,7 @@ from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
 
-from .faults import OTHER, SERVICE, UNKNOWN, WHOSE, ServiceProcesses, listed, whose
+from .faults import OTHER, SERVICE, UNKNOWN, WHOSE, ServiceProcesses, fault_row, whose
 
 _log = logging.getLogger(__name__)
 
@@ -47,17 +47,17 @@ class KernelWatch:
         try:
             reader = await in_thread(self._open)
         except HonedError as error:
-            self._unread(error)
+            self._note_unreadable(error)
             return
         self._reason = ""
         try:
             await self._follow(reader)
         except HonedError as error:
-            self._unread(error)
+            self._note_unreadable(error)
         finally:
             reader.close()
 
-    def _unread(self, error: HonedError) -> None:
+    def _note_unreadable(self, error: HonedError) -> None:
         self._reason = str(error)
         _log.warning("faults of the GPU are not seen by the service: %s", error)
 
@@ -87,7 +87,7 @@ class KernelWatch:
 
     def _tell(self, story: FaultIncident, workers: frozenset[int]) -> None:
         # The reader starts at the end of the log, so all records are from this service's time.
-        fault = listed(story, self._since)
+        fault = fault_row(story, self._since)
         found = whose(fault, ServiceProcesses(workers=workers, since=self._since), ())
         self._counts[found] += 1
         _log.error(

@@ -42,7 +42,7 @@ class _Series:
 
     def close(self) -> None:
         """End the current span."""
-        self.points = thinned(list(self.all()))
+        self.points = thin(list(self.all()))
         self.count = 0
         self.samples.clear()
 
@@ -86,7 +86,7 @@ class Latencies:
         return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
-def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
+def thin(points: list[LatencyPoint]) -> list[LatencyPoint]:
     """Thin points out to at most POINTS.
 
     In the older half, neighbours of one version merge; otherwise the oldest are dropped.
@@ -98,7 +98,7 @@ def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
     waiting: LatencyPoint | None = None  # A point that may merge with the next
     for point in points[:half]:
         if waiting is not None and waiting.version == point.version:
-            older.append(_merged(waiting, point))
+            older.append(_merge(waiting, point))
             waiting = None
             continue
         if waiting is not None:
@@ -109,7 +109,7 @@ def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
     return [*older, *points[half:]][-POINTS:]
 
 
-def _merged(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
+def _merge(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
     count = one.count + other.count
     us = (one.us * one.count + other.us * other.count) / count
     return LatencyPoint(time=one.time, version=other.version, count=count, us=us)

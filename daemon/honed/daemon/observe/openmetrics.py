@@ -46,14 +46,14 @@ def _lines(family: Family, document: Metrics) -> Iterator[str]:
     yield f"# TYPE {family.name} {family.kind}"
     if family.unit:
         yield f"# UNIT {family.name} {family.unit}"
-    yield f"# HELP {family.name} {_escaped(family.about)}"
+    yield f"# HELP {family.name} {_escape(family.about)}"
     for sample in family.samples(document):
         suffix = {"counter": "_total", "info": "_info"}.get(family.kind, sample.suffix)
-        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
+        pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels.items())
         yield f"{family.name}{suffix}{f'{{{pairs}}}' if pairs else ''} {_number(sample.value)}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
@@ -111,7 +111,7 @@ def _summary(part: Callable[[ModelFigures], DurationSummary]) -> Callable[[Metri
     return samples
 
 
-def _labelled(
+def _label_figures(
     figures: Callable[[Metrics], Mapping[str, float]], label: str
 ) -> Callable[[Metrics], list[MetricSample]]:
     return lambda document: [MetricSample(value, {label: name}) for name, value in figures(document).items()]
@@ -156,7 +156,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter(
         "honed_worker_ends",
         "Ends of the default device's worker: crashed, hung, device, not started",
-        _labelled(lambda d: d.worker.ends, "kind"),
+        _label_figures(lambda d: d.worker.ends, "kind"),
     ),
     _gauge(
         "honed_device_ready",
@@ -190,7 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter(
         "honed_service_failures",
         "Of these, those answered with an error",
-        _labelled(lambda d: d.whole.failures, "code"),
+        _label_figures(lambda d: d.whole.failures, "code"),
     ),
     _gauge("honed_model_ready", "1 while the model can run, else 0", _each_model(lambda m: int(m.ready))),
     _gauge(
@@ -272,7 +272,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter(
         "honed_tuning_trials",
         "Candidates tried, by outcome",
-        _labelled(lambda d: d.tuning.trials if d.tuning else {}, "outcome"),
+        _label_figures(lambda d: d.tuning.trials if d.tuning else {}, "outcome"),
     ),
     _gauge(
         "honed_tuning_quarantined_candidates",
@@ -320,12 +320,12 @@ FAMILIES: tuple[Family, ...] = (
     _counter(
         "honed_gpu_faults",
         "GPU faults in the kernel log, by process",
-        _labelled(lambda d: d.gpu_faults.counts if d.gpu_faults.watched else {}, "whose"),
+        _label_figures(lambda d: d.gpu_faults.counts if d.gpu_faults.watched else {}, "whose"),
     ),
     _gauge(
         "honed_temperature_celsius",
         "Temperatures that the kernel reports",
-        _labelled(lambda d: d.temperatures, "sensor"),
+        _label_figures(lambda d: d.temperatures, "sensor"),
         unit="celsius",
     ),
 )

@@ -212,7 +212,7 @@ class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
     shares: dict[str, float] = field(default_factory=dict)  # Shares of its tasks in the last profile
     profiled: str = ""  # The SHA-256 of the compiled file that had that profile
-    asked: ShapeRequests = field(default_factory=ShapeRequests)
+    shape_requests: ShapeRequests = field(default_factory=ShapeRequests)
     observed: SizeCounts = field(default_factory=SizeCounts)
 
 
@@ -235,9 +235,9 @@ class UsageLog:
         self._changed = False
         self._read()
 
-    def ran(self, model: str, seconds: float) -> None:
+    def count_seconds(self, model: str, seconds: float) -> None:
         """Record that a request occupied the device for `seconds`."""
-        self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
+        self._entry(model).usage.add(seconds, self._clock(), self.settings.half_life)
 
     def count_run(self, runner: ServedModel, infer_ns: float, *, fits: bool) -> None:
         """Record a run of a request, unless another engine stood in for the one that is tuned.
@@ -245,35 +245,35 @@ class UsageLog:
         `fits`: a compiled file accepts the inputs; without one, the CPU engine's runs count.
         """
         if not runner.failover_reason and (fits or runner.compiled is None):
-            self.ran(runner.name, infer_ns / 1e9)
+            self.count_seconds(runner.name, infer_ns / 1e9)
 
-    def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
+    def record_profile(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
         """Record each task's share in the time of a version, from a profile."""
         times: dict[str, float] = {}
         for row in rows:
             times[row.task] = times.get(row.task, 0.0) + row.us
-        known = self._used(model)
+        known = self._entry(model)
         known.shares, known.profiled = shares(times), sha256
 
-    def asked(self, model: str, variant: str, shapes: Shapes, count: float = 1.0) -> None:
+    def count_requests(self, model: str, variant: str, shapes: Shapes, count: float = 1.0) -> None:
         """Count requests for a model in shapes that are those of `variant`."""
-        self._used(model).asked.ask(variant, shapes, count, self._clock(), self.settings.half_life)
+        self._entry(model).shape_requests.ask(variant, shapes, count, self._clock(), self.settings.half_life)
 
     def observe(self, model: str, sizes: Iterable[ObservedSizes]) -> None:
         """Count the sizes of a request for a model that depend on the data."""
-        self._used(model).observed.add(sizes, self._clock(), self.settings.half_life)
+        self._entry(model).observed.add(sizes, self._clock(), self.settings.half_life)
 
     def size_counts(self, model: str) -> dict[ObservedSizes, float]:
         """Return the decayed counts of sizes that a model's partitions observed."""
         known = self._models.get(model)
         return known.observed.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
-    def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
+    def record_failure(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """Record that a model could not be compiled for these shapes.
 
         `under` are the conditions that would have to change.
         """
-        asked = self._used(model).asked
+        asked = self._entry(model).shape_requests
         asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
     def wishes(self, model: str, under: str) -> list[ShapeDemand]:
@@ -291,7 +291,7 @@ class UsageLog:
                 requests=each.requests.value(now, half_life),
                 failed=each.failed if each.under == under else "",
             )
-            for name, each in sorted(known.asked.known.items() if known is not None else ())
+            for name, each in sorted(known.shape_requests.known.items() if known is not None else ())
         ]
 
     def forget(self, model: str) -> None:
@@ -308,7 +308,7 @@ class UsageLog:
         now = self._clock()
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
-            model.asked.settle(now, self.settings.half_life)
+            model.shape_requests.settle(now, self.settings.half_life)
             model.observed.settle(now, self.settings.half_life)
         self.settings = settings
 
@@ -316,8 +316,8 @@ class UsageLog:
         """Return the usage of each model.
 
         That is the decayed `seconds`, and `tasks`, the seconds of each of its tuning tasks. Time of copies
-        and of CPU partitions is in no task. Without a profile there are no tasks. `profiled` is the SHA-256
-        of the compiled file that was profiled, or "".
+        and of CPU partitions is in no task. Without a profile there are no tasks. `record_profile` is the
+        SHA-256 of the compiled file that was profiled, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
         spent: dict[str, TimeSpent] = {}
@@ -339,7 +339,7 @@ class UsageLog:
         """Write as `save` does, in this thread."""
         self._file.write(self._snapshot())
 
-    def _used(self, model: str) -> _Model:
+    def _entry(self, model: str) -> _Model:
         """Return a model's entry, created if needed, for the caller to change."""
         self._changed = True
         if (known := self._models.get(model)) is None:
@@ -360,7 +360,7 @@ class UsageLog:
                     variant: strict.copy_fields(
                         _SavedShapes, each, requests=each.requests.value(now, half_life)
                     )
-                    for variant, each in model.asked.known.items()
+                    for variant, each in model.shape_requests.known.items()
                 },
                 met=tuple(
                     strict.copy_fields(_SavedSizes, observed, requests=count)

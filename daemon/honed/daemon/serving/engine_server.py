@@ -57,9 +57,9 @@ class EngineServer:
         return self.engine.name
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The device's name for messages: the full name once a worker reported it."""
-        return self.engine.shown
+        return self.engine.label
 
     @property
     def ready(self) -> bool:
@@ -69,14 +69,14 @@ class EngineServer:
     async def run(self, tell: Callable[[WorkerReady | WorkerLost], None]) -> None:
         """Keep a worker until cancelled, and pass its starts and ends to `tell`; no process is left then."""
 
-        def turned(event: WorkerReady | WorkerLost) -> None:
+        def on_turn(event: WorkerReady | WorkerLost) -> None:
             if isinstance(event, WorkerLost):
                 self._end_with_worker()
             tell(event)
             self._turned.set()
 
         try:
-            await self.supervisor.run(turned)
+            await self.supervisor.run(on_turn)
         finally:
             self._end_with_worker()
             await self.loader.builder.kill()

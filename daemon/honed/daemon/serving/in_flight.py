@@ -123,7 +123,7 @@ class InFlightRequests:
         ):  # Other shapes would not be comparable with the times of the choice
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return plan.answer(answer, name, self.noted(model, work, answer, arrived)), answer
+        return plan.answer(answer, name, self.record_run(model, work, answer, arrived)), answer
 
     async def ask_for(
         self,
@@ -154,7 +154,7 @@ class InFlightRequests:
         [answer] = await self._ask(client, model, priority, timeout, work)
         return answer, work
 
-    def noted(
+    def record_run(
         self,
         model: ServedModel,
         work: PendingRequest[Any],
@@ -172,12 +172,12 @@ class InFlightRequests:
             output_ns=answer.output_ns,
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
-        model.statistics.served(served, now, time.time_ns() // 1_000_000)
+        model.statistics.count_served(served, now, time.time_ns() // 1_000_000)
         if answer.lowered:
             self._lower(ran, answer.lowered)
         kind = ran.kind_on(work.engine)
-        model.statistics.answered_by(kind)
-        device = self._servers[work.engine].shown
+        model.statistics.count_answer_of(kind)
+        device = self._servers[work.engine].label
         return ResponseInfo(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 
     def _lower(self, model: ServedModel, said: str) -> None:
@@ -198,11 +198,11 @@ class InFlightRequests:
         def call(key: str) -> ProfileModel:
             served = self._models.get(model.name)  # The model may have another version by the time of the run
             path = str(self._store.form(served.manifest, key))
-            path = self._store.run_as(path, self._models.asked(key).half)
+            path = self._store.run_as(path, self._models.session_config(key).half)
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
         work = PendingRequest(call=call, regions=[], runs=runs)
-        return merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))
+        return merge_profiles(await self._ask(client, model, 2, PROFILE_SECONDS, work))
 
     async def _ask(
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
@@ -272,16 +272,16 @@ class InFlightRequests:
         """
         work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
         if work is None:  # The client gave up just before the run
-            self._on_run(_cancelled(action))
+            self._on_run(_cancellation(action))
             return None
         for region in work.regions:
             region.hold()
         if all(map(supervisor.knows, work.regions)):
             self._begin(action, work)
             return None
-        return self._mapped(action, work)
+        return self._map_regions(action, work)
 
-    async def _mapped(self, action: Run, work: PendingRequest[Any]) -> None:
+    async def _map_regions(self, action: Run, work: PendingRequest[Any]) -> None:
         try:
             for region in work.regions:
                 supervisor = self._servers[action.engine].supervisor
@@ -290,14 +290,14 @@ class InFlightRequests:
             self._release(work)  # WorkerLost enqueues the request again
         except HonedError as error:
             self._release(work)
-            self._on_run(_failed(action.engine, work.number, error))
+            self._on_run(_failure(action.engine, work.number, error))
         else:
             self._begin(action, work)
 
     def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
         if work.number not in self._work:  # The client gave up while regions were mapped
             self._release(work)
-            self._on_run(_cancelled(action))
+            self._on_run(_cancellation(action))
             return
         work.started = time.monotonic()
         work.model, work.version = action.model, action.model.manifest.history.number
@@ -305,7 +305,7 @@ class InFlightRequests:
         work.needs_cpu_engine = action.ticket.needs_cpu_engine
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
-        on_end = partial(self._ran, action.engine, work, call)
+        on_end = partial(self._end_run, action.engine, work, call)
         self._calls[work.number] = action.engine, 0
         if is_cpu(action.engine):
             self._long.set(work.number, work.started + _LONG_SECONDS)
@@ -321,7 +321,7 @@ class InFlightRequests:
         except HonedError as error:
             self._over(work)
             self._release(work)
-            self._on_run(_failed(action.engine, work.number, error))
+            self._on_run(_failure(action.engine, work.number, error))
 
     def _over(self, work: PendingRequest[Any]) -> None:
         """Forget the call of a run that has ended."""
@@ -338,7 +338,7 @@ class InFlightRequests:
         if engine == action.engine:
             self._servers[engine].supervisor.end_call(call)
 
-    def _ran(
+    def _end_run(
         self,
         engine: str,
         work: PendingRequest[Any],
@@ -354,7 +354,7 @@ class InFlightRequests:
         except NoWorker:
             work.started = 0.0  # WorkerLost enqueues the request again
         except HonedError as error:
-            self._on_run(_failed(engine, work.number, error))
+            self._on_run(_failure(engine, work.number, error))
         except strict.SchemaError as error:
             reason = f"the worker's answer makes no sense: {error}"
             self._on_run(messages.WorkerFailed(engine, work.number, reason, device=False))
@@ -378,13 +378,13 @@ class InFlightRequests:
             for server in self._servers.values():
                 server.drop_region(region.number)
 
-    async def answered(self, seconds: float) -> None:
+    async def wait_until_answered(self, seconds: float) -> None:
         """Wait until all requests are answered, at most `seconds`."""
         end = time.monotonic() + seconds
         while self._work and time.monotonic() < end:
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def taken_all(self) -> None:
+    async def wait_until_delivered(self) -> None:
         """Wait until the callers of all requests have received their answers."""
         while self._work:
             await asyncio.sleep(0)
@@ -394,12 +394,12 @@ class InFlightRequests:
             self.release(region)
 
 
-def _cancelled(action: Run) -> messages.Event:
+def _cancellation(action: Run) -> messages.Event:
     error = Cancelled("the request was cancelled")
     return messages.RequestRejected(action.engine, action.ticket.number, error)
 
 
-def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
+def _failure(engine: str, request: int, error: HonedError) -> messages.Event:
     short = isinstance(error, OutOfMemory) and is_cpu(engine)  # A failed allocation leaves the process intact
     if isinstance(error, WorkerDied | DeviceError) and not short:
         return messages.WorkerFailed(engine, request, str(error), device=isinstance(error, DeviceError))
@@ -407,7 +407,7 @@ def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
     return messages.RequestRejected(engine, request, error.with_traceback(None))
 
 
-def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
+def merge_profiles(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """Merge profiles: times are means, rates are those of the mean times, the rest is the first profile's."""
     count = len(profiles)
     sum_us = sum(each.sum_us for each in profiles) / count

@@ -137,7 +137,7 @@ class Loader:
         is wrong, DeviceError if the device cannot build or hold the model, and WorkerDied if the worker or
         the builder crashed.
         """
-        await self._prove_in_subprocess(key, path, foreground=foreground, progress=progress)
+        await self._verify_in_builder(key, path, foreground=foreground, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
@@ -145,7 +145,7 @@ class Loader:
         key = action.model.key_on(self.engine.name)
         try:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
-            proven_now = await self._prove_in_subprocess(key, path)
+            proven_now = await self._verify_in_builder(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
         except NoWorker:
@@ -155,7 +155,9 @@ class Loader:
                 self._forget(
                     key
                 )  # The file may be to blame: the builder verifies it before it is loaded again
-            return messages.LoadCrashed(action.deployment, str(error), apart=isinstance(error, BuilderLost))
+            return messages.LoadCrashed(
+                action.deployment, str(error), in_builder=isinstance(error, BuilderLost)
+            )
         except HonedError as error:
             short = isinstance(error, OutOfMemory)
             return messages.LoadRefused(action.deployment, self.engine.name, key, str(error), short)
@@ -168,7 +170,7 @@ class Loader:
         settings = manifest.settings
         if not settings.warm_up or proof.interface is None or not proof.interface.inputs:
             return
-        inputs = made_up(proof.interface.inputs, manifest.shapes | settings.warm_up_shapes)
+        inputs = zero_inputs(proof.interface.inputs, manifest.shapes | settings.warm_up_shapes)
         begun = time.monotonic()
         try:
             for _ in range(settings.warm_up):
@@ -208,7 +210,7 @@ class Loader:
             return messages.CanaryCompared(model.number, "")
         return messages.CanaryCompared(model.number, compared.objection)
 
-    async def _prove_in_subprocess(
+    async def _verify_in_builder(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """Verify a file in the builder; return False if it is in the cache."""
@@ -225,7 +227,7 @@ class Loader:
         With `give_way` requests run between the probes; a load that requests wait for does without.
         """
         worker = self._supervisor.starts
-        asked = self._models.asked(key)
+        asked = self._models.session_config(key)
         built = await self.try_session(key, self._store.run_as(path, asked.half), asked)
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))
@@ -385,15 +387,15 @@ class Loader:
 VersionComparer = Callable[[Loader, str, str, float], Awaitable[PairedTrialResult]]
 
 
-def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
+def zero_inputs(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
     """Return inputs of zeros: in `shapes`, if one fits the tensor, else with 1 for each dynamic size."""
     return tuple(
-        InputSpec(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
+        InputSpec(name=tensor.name, dtype=tensor.dtype, shape=_static_shape(tensor, shapes), place=None)
         for tensor in tensors
     )
 
 
-def _closed(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _static_shape(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     wanted = shapes.get(tensor.name)
     if wanted is not None and tensor.takes(wanted):
         return wanted

@@ -128,11 +128,11 @@ class InferencePlan:
 
     def call(self, data: Sequence[Data], key: str) -> RunModel:
         """Return the worker's call for the model loaded under `key`."""
-        return RunModel(key=key, form=self._packed, raw=tuple(data))
+        return RunModel(key=key, form=self._template, raw=tuple(data))
 
     @functools.cached_property
-    def _packed(self) -> bytes:
-        return self.form().packed()
+    def _template(self) -> bytes:
+        return self.form().pack()
 
     def form(self) -> RunTemplate:
         """Return the worker's run template: the call without the data."""
@@ -177,12 +177,12 @@ class InferencePlan:
                     shape=shape,
                     parameters=_place_map(place),
                 )
-                for (t, place), shape in zip(self._answered(ran), ran.shapes, strict=True)
+                for (t, place), shape in zip(self._outputs_with_places(ran), ran.shapes, strict=True)
             ),
             raw_output_contents=(),
         )
 
-    def _answered(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
+    def _outputs_with_places(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
         """Return the outputs, each with its place."""
         if self.room is None:
             return self.outputs
@@ -276,12 +276,12 @@ def _without_state(params: PrepareParams) -> HonedError:
 
 def timeout_us(options: InferOptions | None) -> int:
     """Return a request's timeout in microseconds; raise InvalidArgument if out of range."""
-    return checked_timeout(
+    return check_timeout(
         DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
     )
 
 
-def checked_timeout(timeout: int) -> int:
+def check_timeout(timeout: int) -> int:
     """Return a timeout in microseconds unchanged; raise InvalidArgument if out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
@@ -321,7 +321,7 @@ def _inputs(
 def _check_names(known: dict[str, TensorSpec], names: list[str]) -> None:
     """Raise InvalidArgument unless `names` are the model's inputs, each once."""
     for name in names:
-        _named(known, name, "input")
+        _find_tensor(known, name, "input")
     _check_once(names, "input")
     missing = sorted(known.keys() - set(names))
     if missing:
@@ -335,11 +335,11 @@ def _outputs(
         return tuple((tensor, None) for tensor in tensors)
     known = {tensor.name: tensor for tensor in tensors}
     _check_once([entry.name for entry in params.outputs], "output")
-    wanted = [(_named(known, entry.name, "output"), entry.parameters) for entry in params.outputs]
+    wanted = [(_find_tensor(known, entry.name, "output"), entry.parameters) for entry in params.outputs]
     return tuple((tensor, _place(parameters, tensor, regions)) for tensor, parameters in wanted)
 
 
-def _named(known: dict[str, TensorSpec], name: str, what: str) -> TensorSpec:
+def _find_tensor(known: dict[str, TensorSpec], name: str, what: str) -> TensorSpec:
     if name not in known:
         raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(known)}")
     return known[name]

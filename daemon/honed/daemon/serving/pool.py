@@ -131,7 +131,7 @@ class EngineManager:
         self._make_servers()
         return self.servers[name] if name is not None else None
 
-    def needed_cpu(self, owner: int | None) -> EngineServer:
+    def require_cpu(self, owner: int | None) -> EngineServer:
         """Return the CPU engine for a user's own models; raise Unavailable if it is not installed.
 
         `owner` None stands for the models of administrators.
@@ -183,15 +183,15 @@ class EngineManager:
             case messages.StartServer(engine):
                 self._start(engine)
             case messages.StopServer(engine):
-                self._begin(self._follow(self._stopped(self.servers[engine])))
+                self._begin(self._follow(self._stop(self.servers[engine])))
             case messages.CompareCanary(model):
                 self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
                 self._begin(self._commits.persist(model))
             case messages.CompareEngines(model):
-                self._begin(self._follow(self.compared(model)))
+                self._begin(self._follow(self.compare_engines(model)))
             case messages.InspectFile(model):
-                self._begin(self._follow(self._inspected(model)))
+                self._begin(self._follow(self._inspect(model)))
             case _:
                 log_action(action)
 
@@ -233,16 +233,16 @@ class EngineManager:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._finish)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _finish(self, task: asyncio.Task[None]) -> None:
         """Discard a task that ended; one that failed unexpectedly ends the service."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _inspected(self, model: ServedModel) -> messages.Event | None:
+    async def _inspect(self, model: ServedModel) -> messages.Event | None:
         """Read the compiled file of a version that serves again after a rollback."""
         try:
             read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
@@ -252,10 +252,10 @@ class EngineManager:
         return messages.Inspected(model.number, read)
 
     def comparable(self, model: ServedModel) -> bool:
-        """Return whether `compared` may be called for a model now."""
+        """Return whether `compare_engines` may be called for a model now."""
         return self.version_comparer(model) is None and comparable(self._machine, model)
 
-    async def compared(self, model: ServedModel) -> messages.Event:
+    async def compare_engines(self, model: ServedModel) -> messages.Event:
         """Compare both engines again; return the event that reports the result."""
         if self.version_comparer(model) is not None:
             return messages.EnginesNotCompared(model.number)
@@ -285,7 +285,7 @@ class EngineManager:
                 for other in self.servers.values():
                     if other is not server and spec and other.engine.spec == spec:
                         message = "%r and %r are one device, %s; name it once in the configuration"
-                        _log.warning(message, other.name, server.name, server.shown)
+                        _log.warning(message, other.name, server.name, server.label)
             self._begin(self._tell_time())
             await self._failure
         finally:
@@ -305,7 +305,7 @@ class EngineManager:
         server = self.servers[name]
         server.running = self._begin(server.run(self.handle))
 
-    async def _stopped(self, server: EngineServer) -> messages.Event:
+    async def _stop(self, server: EngineServer) -> messages.Event:
         if server.running is not None:
             server.running.cancel()
             await asyncio.wait([server.running])
@@ -342,9 +342,9 @@ class EngineManager:
 
     async def drain(self, seconds: float) -> None:
         """Wait up to `seconds` for requests to finish, then refuse the rest with Unavailable."""
-        await self.requests.answered(seconds)
+        await self.requests.wait_until_answered(seconds)
         self.handle(messages.Stopping())
-        await self.requests.taken_all()
+        await self.requests.wait_until_delivered()
 
     # Placement of models
 
@@ -363,10 +363,10 @@ class EngineManager:
                 f"{model.name} has its versions changed on its own device only; {model.failover_reason}"
             )
 
-    def asked(self, model: str, device: str) -> list[EngineServer]:
+    def engines_for(self, model: str, device: str) -> list[EngineServer]:
         """Return the engines that a user's `device` selects: several for "fastest". Raises NotFound."""
         known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.on_demand}
-        return [self.servers[name] for name in self.placement.asked(model, device, known)]
+        return [self.servers[name] for name in self.placement.select(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> EngineServer:
         """Return the preferred engine of a model that was added for `device`, "" for any."""

@@ -116,7 +116,7 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
     return wanted == "cpu" or (wanted == "fastest" and manifest.decision.chosen == "cpu")
 
 
-def unfinished(manifest: Manifest, configured: str) -> bool:
+def is_unfinished(manifest: Manifest, configured: str) -> bool:
     """Return whether compiling a stored model was interrupted, or lacked a compiler or a device."""
     left = not manifest.decision.reason or manifest.decision.awaits_compiler
     return manifest.compiled is None and left and (manifest.decision.requested or configured) != "cpu"

@@ -55,7 +55,7 @@ class Placement:
             )
         return PlacementDecision(device=found, why=why)
 
-    def asked(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    def select(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
         """Return the configured names of the devices that a user requests.
 
         The user gives a device by its name or a part of `known`, or all: FASTEST means all. `known` are the

@@ -121,10 +121,10 @@ class CompiledFileInfo:
     @functools.cached_property
     def interface(self) -> Interface:
         """The interface; with CPU partitions, sizes of outputs may be dynamic."""
-        return closed(self.inputs, self.outputs)
+        return interface_of(self.inputs, self.outputs)
 
 
-def closed(inputs: Sequence[Tensor], outputs: Sequence[PartitionTensor]) -> Interface:
+def interface_of(inputs: Sequence[Tensor], outputs: Sequence[PartitionTensor]) -> Interface:
     """Return the interface of a compiled file with these inputs and outputs."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 

@@ -31,14 +31,14 @@ class Declared:
     external: tuple[str, ...]
 
 
-def declared(path: Path) -> Declared:
+def read_declared(path: Path) -> Declared:
     """Return the interface and data files of an ONNX file.
 
     Raises ModelRefused if it is not an ONNX file or has an input or output that is no tensor, and OSError.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise _broken()
+            raise _damage_error()
         # The file is unmapped with the last view of it.
         return _model(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
@@ -60,7 +60,7 @@ def _model(data: memoryview) -> Declared:
             if _text(entry.get(1, b"")) == state_pairs.METADATA:
                 state = _text(entry.get(2, b""))
     if graph is None:
-        raise _broken()
+        raise _damage_error()
     inputs, outputs = _ends(graph)
     made_by = " ".join(filter(None, producer))[:_LETTERS]
     interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=made_by)
@@ -71,7 +71,7 @@ def _model(data: memoryview) -> Declared:
 def _external(graph: memoryview, depth: int) -> Iterator[str]:
     """Yield the names of the files that hold data of tensors in a graph, its nodes and their graphs."""
     if not depth:
-        raise _broken()
+        raise _damage_error()
     for number, value in _fields(graph):
         if number == 5:
             yield from _location(_bytes(value))
@@ -161,9 +161,9 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif wire in (_FIXED64, _FIXED32):
             size = 8 if wire == _FIXED64 else 4
         else:
-            raise _broken()
+            raise _damage_error()
         if number == 0 or at + size > end:
-            raise _broken()
+            raise _damage_error()
         yield number, data[at : at + size]
         at += size
 
@@ -178,20 +178,20 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * step)
         if byte < 0x80:
             return value & ((1 << 64) - 1), at
-    raise _broken()
+    raise _damage_error()
 
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise _broken()
+        raise _damage_error()
     return value
 
 
 def _text(value: int | memoryview | bytes) -> str:
     if isinstance(value, int):
-        raise _broken()
+        raise _damage_error()
     return bytes(value).decode(errors="replace")
 
 
-def _broken() -> ModelRefused:
+def _damage_error() -> ModelRefused:
     return ModelRefused("the file is no ONNX model, or damaged; check what was given")

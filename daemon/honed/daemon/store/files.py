@@ -40,7 +40,7 @@ def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[Store
         raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
     if status.st_size > limit:
         raise _too_large(name, limit)
-    with explained(path), _make(path, name) as target:
+    with explain_errors(path), _make(path, name) as target:
         sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
         os.fsync(target.fileno())
     return StoredFile(name=name, sha256=sha256, nbytes=nbytes), path
@@ -60,7 +60,7 @@ def _make(path: Path, name: str) -> BinaryIO:
 
 def describe(path: Path, name: str) -> StoredFile:
     """Sync a file that the service created, and return its description."""
-    with explained(path), path.open("rb") as file:
+    with explain_errors(path), path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(name=name, sha256=digest, nbytes=os.fstat(file.fileno()).st_size)
@@ -100,7 +100,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Convert operating-system errors to ResourceExhausted or PermissionDenied."""
     try:
         yield

@@ -40,7 +40,7 @@ class Inspector:
 
     async def _one(self, call: Inspect | InspectSource) -> Any:
         async with self._places:
-            [found] = [answer async for answer in _answered([call], SECONDS)]
+            [found] = [answer async for answer in _answers([call], SECONDS)]
         if isinstance(found, HonedError):
             raise found
         return found
@@ -55,12 +55,12 @@ async def inspect_all(
     outside; the others are read in the next child.
     """
     at = 0
-    async for found in _answered([Inspect(path=path) for path in paths], seconds):
+    async for found in _answers([Inspect(path=path) for path in paths], seconds):
         yield paths[at], found
         at += 1
 
 
-async def _answered(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
+async def _answers(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
     done, interrupted = 0, 0
     while done < len(calls):
         async for found in _one_child(calls[done:], seconds):

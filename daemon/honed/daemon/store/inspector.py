@@ -20,7 +20,7 @@ from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import HonedError, ModelFileError
 
 from .compiled import CompiledFileInfo, summarise
-from .declared import Declared, declared
+from .declared import Declared, read_declared
 
 # 2 MiB and 200,000 values hold about 20,000 kernels; decoding more would block the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
@@ -55,7 +55,7 @@ class InspectorServer(RpcServer):
         return self._within_limits(call.path, read)
 
     def _inspect_source(self, call: InspectSource) -> Declared:
-        return self._within_limits(call.path, lambda: declared(call.path))
+        return self._within_limits(call.path, lambda: read_declared(call.path))
 
     def _within_limits(self, path: Path, read: Callable[[], T]) -> T:
         """Return the result of `read`; raise ModelFileError if it fails or exceeds ANSWER."""

@@ -116,26 +116,26 @@ class Viewer:
         """Return whether the peer sees a model of `owner`, None: of administrators."""
         return self.all or owner is None or owner == self.user
 
-    def veiled(self, text: str, own: frozenset[str]) -> str:
+    def hide_names(self, text: str, own: frozenset[str]) -> str:
         """Return a text with the names of users' own models hidden, except those in `own`."""
         if self.all or "own-" not in text:
             return text
         return _OWN.sub(lambda m: m[0] if m[0] in own else "a model of a user", text)
 
     def veil(self, result: R, own: frozenset[str]) -> R:
-        """Return a part of a result with `veiled` applied to each text."""
+        """Return a part of a result with `hide_names` applied to each text."""
         if self.all:
             return result
-        plain = self._veiled_in(strict.to_plain(result), own)
+        plain = self._hide_names_in(strict.to_plain(result), own)
         return strict.from_plain(type(result), plain, where="veiled")
 
-    def _veiled_in(self, plain: Any, own: frozenset[str]) -> Any:
+    def _hide_names_in(self, plain: Any, own: frozenset[str]) -> Any:
         if isinstance(plain, str):
-            return self.veiled(plain, own)
+            return self.hide_names(plain, own)
         if isinstance(plain, Mapping):
-            return {key: self._veiled_in(each, own) for key, each in plain.items()}
+            return {key: self._hide_names_in(each, own) for key, each in plain.items()}
         if isinstance(plain, list | tuple):
-            return [self._veiled_in(each, own) for each in plain]
+            return [self._hide_names_in(each, own) for each in plain]
         return plain
 
 

@@ -73,14 +73,14 @@ def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ..
     Raises InvalidArgument if names are wrong.
     """
     said = named or dict(interface.state)
-    return checked(interface, said) if said else found(interface)
+    return check_pairs(interface, said) if said else find_pairs(interface)
 
 
 def add_declared_state(interface: Interface, written: str) -> Interface:
     """Return an interface with the state that its file declares; raise ModelRefused if that is wrong."""
     try:
         named = from_text(written)
-        checked(interface, named)
+        check_pairs(interface, named)
     except InvalidArgument as error:
         raise ModelRefused(f"the file's metadata {METADATA} is wrong: {error}") from error
     return dataclasses.replace(interface, state=tuple(named.items()))
@@ -91,7 +91,7 @@ def grows(interface: Interface | None, named: Mapping[str, str]) -> bool:
     return interface is not None and any(pair.grows_on >= 0 for pair in pairs(interface, named))
 
 
-def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
+def check_pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
     """Return the pairs `named`; raise InvalidArgument for impossible ones."""
     outputs = {tensor.name: tensor for tensor in interface.outputs}
     inputs = {tensor.name: tensor for tensor in interface.inputs}
@@ -111,13 +111,13 @@ def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, 
     return tuple(StatePair(outputs[output], inputs[given]) for output, given in named.items())
 
 
-def found(interface: Interface) -> tuple[StatePair, ...]:
+def find_pairs(interface: Interface) -> tuple[StatePair, ...]:
     """Return the pairs by the rule, except ambiguous ones."""
     fitting = [
         StatePair(output, given)
         for given in interface.inputs
         for output in interface.outputs
-        if _fit(output, given) and _named_alike(output.name, given.name)
+        if _fit(output, given) and _has_similar_name(output.name, given.name)
     ]
     return tuple(
         pair
@@ -147,7 +147,7 @@ def _fit(output: TensorSpec, given: TensorSpec) -> bool:
     )
 
 
-def _named_alike(output: str, given: str) -> bool:
+def _has_similar_name(output: str, given: str) -> bool:
     after, before = _words(output), _words(given)
     if not any(map(_STATE.fullmatch, (*(_SHORT.get(word, word) for word in after), *before))):
         return False

@@ -35,7 +35,7 @@ from honed.protocol.results import ModelSettings, ModelVersion, OptimisationChec
 from honed.protocol.wire import close_all
 
 from .compiled import Interface
-from .files import StoredFile, describe, explained, relative
+from .files import StoredFile, describe, explain_errors, relative
 from .names import STORED
 from .versions import VersionHistory, first
 
@@ -118,7 +118,7 @@ class Manifest:
     optimisation: OptimisationCheck | None = None
     compared_devices: str | None = field(default=None, metadata=strict.ABSENT | {"wire": "raced"})
 
-    def decided(self, **changes: Any) -> Manifest:
+    def with_decision(self, **changes: Any) -> Manifest:
         """Return the manifest with changes to its decision."""
         return replace(self, decision=replace(self.decision, **changes))
 
@@ -167,7 +167,7 @@ class Store:
         ResourceExhausted if the folder cannot be used, and NewerFormat, without a change, if a newer honed
         wrote to it.
         """
-        with explained(self._objects.parent):
+        with explain_errors(self._objects.parent):
             for folder in (self._staging, self._damaged):
                 if os.path.lexists(folder) and not folder.is_dir():
                     put_aside(folder)
@@ -202,7 +202,7 @@ class Store:
             return self.object(manifest.compiled)
         if len(manifest.sources) == 1:
             return self.object(manifest.sources[0])
-        return self.linked(manifest, self._staging / f"source-{key}")
+        return self.link_source(manifest, self._staging / f"source-{key}")
 
     def run_as(self, path: str, half: str) -> str:
         """Return the file that ONNX Runtime loads for the source at `path`: its fp16 form `half`, if any."""
@@ -212,11 +212,11 @@ class Store:
     def keep(self, form: Path) -> str:
         """Link an fp16 file into the objects, and return its SHA-256."""
         file = describe(form, form.name)
-        with explained(self._objects), suppress(FileExistsError):
+        with explain_errors(self._objects), suppress(FileExistsError):
             os.link(form, self.object(file))
         return file.sha256
 
-    def linked(self, manifest: Manifest, folder: Path) -> Path:
+    def link_source(self, manifest: Manifest, folder: Path) -> Path:
         """Link the source of a model and its data into a folder of the store, and return the source's path.
 
         The folder is created if needed. Raises Unavailable if a file cannot be linked.
@@ -262,7 +262,7 @@ class Store:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """Create a folder for work in progress, and remove it afterwards."""
-        with explained(self._staging):
+        with explain_errors(self._staging):
             folder = Path(tempfile.mkdtemp(dir=self._staging))
         try:
             yield folder
@@ -275,7 +275,7 @@ class Store:
         The files must be synced. Replaces a model of the same name. Raises ResourceExhausted if the disk is
         full; the models are then unchanged, and `sweep` removes files that were moved.
         """
-        with explained(self._objects):
+        with explain_errors(self._objects):
             for file, path in staged:
                 if self.object(file).is_dir():
                     self._put_aside(self.object(file))
@@ -286,7 +286,7 @@ class Store:
 
     def remove(self, name: str, remaining: Iterable[Manifest]) -> None:
         """Delete the manifest of `name`, and the objects that none of the `remaining` models uses."""
-        with explained(self._models):
+        with explain_errors(self._models):
             with suppress(FileNotFoundError):
                 self._manifest(name).unlink()
             sync_folder(self._models)
@@ -294,7 +294,7 @@ class Store:
 
     def sweep(self, models: Iterable[Manifest]) -> None:
         """Delete the objects that none of `models`, which must be all models, uses."""
-        with explained(self._objects):
+        with explain_errors(self._objects):
             self._collect(models)
 
     def set_aside(self, manifest: Manifest) -> None:
@@ -321,9 +321,9 @@ class Store:
                 models[manifest.name] = manifest
         for path in unfinished:
             self._discard(path)
-        return models, [self._broken(path, error) for path, error in broken]
+        return models, [self._set_aside(path, error) for path, error in broken]
 
-    def _broken(self, path: Path, error: Exception) -> str:
+    def _set_aside(self, path: Path, error: Exception) -> str:
         """Put aside a manifest that cannot be used, and return the message about it.
 
         A manifest that cannot be read now, for an error of the disk or of rights, stays in place, as do the

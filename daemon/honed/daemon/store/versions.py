@@ -79,7 +79,7 @@ def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep:
     """Return the history once `version` is served; with `keep` earlier files stay for a rollback."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
-    return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
+    return _prune(_serve(changed, version.number, f"version {version.number} followed", now))
 
 
 def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, now: float) -> VersionHistory:
@@ -92,7 +92,7 @@ def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, 
         dataclasses.replace(v, quarantine=quarantine) if v.number == left and quarantine else v
         for v in history.versions
     )
-    return _pruned(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
+    return _prune(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
 
 
 def settle(history: VersionHistory) -> VersionHistory:
@@ -104,7 +104,7 @@ def settle(history: VersionHistory) -> VersionHistory:
     return dataclasses.replace(history, versions=versions)
 
 
-def timed(history: VersionHistory, us: float) -> VersionHistory:
+def with_time(history: VersionHistory, us: float) -> VersionHistory:
     """Return the history with the microseconds that a run of the current version takes."""
     number = history.current.number
     versions = tuple(dataclasses.replace(v, new_us=us) if v.number == number else v for v in history.versions)
@@ -142,7 +142,7 @@ def _serve(history: VersionHistory, number: int, reason: str, now: float) -> Ver
     return dataclasses.replace(history, deployments=spans)
 
 
-def _pruned(history: VersionHistory) -> VersionHistory:
+def _prune(history: VersionHistory) -> VersionHistory:
     """Return the history without files beyond KEPT and entries beyond REMEMBERED."""
     wanted = [history.current.number]
     for span in reversed(history.deployments):

@@ -86,7 +86,7 @@ class ClientSocket:
             self._loop.remove_writer(self._descriptor)
         self._writing = wanted
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether the client has closed its end for both directions, or does not exist any more."""
         poll = select.poll()
         poll.register(self.socket, 0)
@@ -157,7 +157,7 @@ class Handler(Protocol):
     def overfull(self) -> None:
         """Handle that all connections together hold too much memory."""
 
-    def closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         """Handle the end of the connection; its requests are cancelled."""
 
 
@@ -268,7 +268,7 @@ class Connection:
         self._usage.change(self.peer.uid, -self._held)
         self._held = 0
         self._socket.close()
-        self._handler.closed(self)
+        self._handler.connection_closed(self)
         for callback in self._at_close:
             callback()
 
@@ -298,7 +298,7 @@ class Connection:
         except ProtocolError as fault:
             self.end(fault.error)
         else:
-            if not more and not self._ending and not self._socket.gone():
+            if not more and not self._ending and not self._socket.is_gone():
                 self._half_close()
             elif not more:
                 self.close()
@@ -324,7 +324,7 @@ class Connection:
             return
         event: Event | None = None
         try:
-            if not self._congested():
+            if not self._is_congested():
                 event = self._wire.next_event()
                 if event is not None:
                     self._frame_timer.stop()
@@ -337,7 +337,7 @@ class Connection:
             self._ask()
         if self.closed:
             return
-        congested = self._congested()
+        congested = self._is_congested()
         self._socket.read(not congested and not self._asked and not self._half_closed)
         if congested or not self._wire.buffered:
             self._frame_timer.stop()
@@ -351,7 +351,7 @@ class Connection:
             return
         self._half_closed = True
         self._socket.read(False)
-        if self._socket.gone():
+        if self._socket.is_gone():
             self.close()
         self._close_if_answered()
         if not self.closed:
@@ -362,7 +362,7 @@ class Connection:
         if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
 
-    def _congested(self) -> bool:
+    def _is_congested(self) -> bool:
         return (
             self._wire.unanswered >= self._limits.max_unanswered
             or self._wire.unsent_bytes > _MAX_UNSENT
@@ -383,7 +383,7 @@ class Connection:
                     self._tasks[msgid] = self._loop.create_task(self._await(event, work))
                 else:
                     self._tasks[msgid] = work
-                    work.begin(partial(self._answered, event))
+                    work.begin(partial(self._answer, event))
             case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
@@ -396,11 +396,11 @@ class Connection:
         try:
             result = await work
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - any error is the answer
-            self._answered(asked, None, error)
+            self._answer(asked, None, error)
         else:
-            self._answered(asked, result, None)
+            self._answer(asked, result, None)
 
-    def _answered(self, asked: RequestReceived, result: Any, error: BaseException | None) -> None:
+    def _answer(self, asked: RequestReceived, result: Any, error: BaseException | None) -> None:
         """Answer a request with a result, or the error that ended its work."""
         failure: HonedError | None = None
         attached: Sequence[int] = ()
@@ -447,9 +447,9 @@ class Connection:
         self._account()
 
     def _writable(self) -> None:
-        congested = self._congested()
+        congested = self._is_congested()
         self._write()
-        if congested and not self._congested():
+        if congested and not self._is_congested():
             self._ask()
 
     def _account(self) -> None:

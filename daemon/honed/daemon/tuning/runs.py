@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import clearing_in_thread, in_thread
 from honed.daemon.changes import compilation
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.changes.staging import stage_again
@@ -113,7 +113,7 @@ class TunerRuns:
     async def export_hints(self, *, spread: bool) -> WithDescriptors[HintsExported]:
         """Return the result of HintsExport: records measured here that others can use or learn from."""
         with self._one_more():
-            exported, opened = await self._exported(own=not spread, spread=spread)
+            exported, opened = await self._export(own=not spread, spread=spread)
             return WithDescriptors(HintsExported(count=exported.count), (opened,))
 
     async def import_hints(self, params: HintsImportParams, descriptors: Sequence[int]) -> HintsImported:
@@ -121,8 +121,8 @@ class TunerRuns:
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came with the hints; send one, of a file")
         with self._one_more():
-            async with cleared_in_thread(self.store.staging()) as folder:
-                done = await self._imported(folder, descriptors[0], params.device, hints=True)
+            async with clearing_in_thread(self.store.staging()) as folder:
+                done = await self._import(folder, descriptors[0], params.device, hints=True)
                 return strict.copy_fields(HintsImported, done)
 
     @contextmanager
@@ -143,7 +143,7 @@ class TunerRuns:
         self._measuring[model].stop()
 
     async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
-        entry, _ = self.registry.compiled(params.model or "")
+        entry, _ = self.registry.require_compiled(params.model or "")
         self.engines.check_at_home(entry)
         if not entry.manifest.sources:
             raise ModelRefused(
@@ -155,7 +155,7 @@ class TunerRuns:
         begun = entry.manifest
         run = self._measuring[entry.name] = _Measuring()
         try:
-            async with cleared_in_thread(self.store.staging()) as folder:
+            async with clearing_in_thread(self.store.staging()) as folder:
                 most = self.limits.max_model_bytes
                 staged = await in_thread(stage_again, self.store, entry.manifest, folder, most)
                 tasks = Tasks(
@@ -177,21 +177,19 @@ class TunerRuns:
                     Tune, "seed", output=output, trials=params.trials, seconds=params.seconds
                 )
                 tuned = await self._child(tune, notify, None, run=run)
-                published = await self._published(entry.name, begun, tuned, output)
+                published = await self._publish(entry.name, begun, tuned, output)
                 return TunerMeasured(event=events.to_map(tuned), published=published)
         finally:
             del self._measuring[entry.name]
 
-    async def _published(
-        self, name: str, begun: Manifest, tuned: Tuned, output: Path
-    ) -> ModelPublished | None:
+    async def _publish(self, name: str, begun: Manifest, tuned: Tuned, output: Path) -> ModelPublished | None:
         """Serve the tuned version if the serving worker finds it right and faster, too.
 
         It must be faster than the present version: an idle tuner may have published another since `begun`.
         """
         if tuned.output is None:
             return None
-        now = self.registry.compiled(name)[0].manifest
+        now = self.registry.require_compiled(name)[0].manifest
         served = (now if now.added == begun.added else begun).key
         descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -207,9 +205,9 @@ class TunerRuns:
     ) -> TunerRan | WithDescriptors[TunerRan]:
         records = self.records
         if params.command == "export":
-            exported, opened = await self._exported(notify, best=bool(params.best))
+            exported, opened = await self._export(notify, best=bool(params.best))
             return WithDescriptors(TunerRan(event=events.to_map(exported)), (opened,))
-        async with cleared_in_thread(self.store.staging()) as folder:
+        async with clearing_in_thread(self.store.staging()) as folder:
             event: events.Result
             match params.command:
                 case "history":
@@ -220,15 +218,15 @@ class TunerRuns:
                     event = await self._child(faults, notify) if records.exists() else Faults(faults=())
                     return TunerRan(event=events.to_map(event), kernel_log=log)
                 case _:
-                    event = await self._imported(folder, descriptors[0], params.device, notify)
+                    event = await self._import(folder, descriptors[0], params.device, notify)
             return TunerRan(event=events.to_map(event))
 
-    async def _exported(
+    async def _export(
         self, notify: Notify = lambda _: None, *, best: bool = False, own: bool = False, spread: bool = False
     ) -> tuple[Exported, int]:
         """Write records to a file; return their number, and the descriptor, which the caller owns."""
         with ExitStack() as if_cancelled:
-            async with cleared_in_thread(self.store.staging()) as folder:
+            async with clearing_in_thread(self.store.staging()) as folder:
                 lines = folder / _LINES
                 lines.touch()
                 exported = Exported(output=str(lines), count=0)
@@ -241,7 +239,7 @@ class TunerRuns:
             if_cancelled.pop_all()  # Cancellation is impossible without a further await
             return exported, opened
 
-    async def _imported(
+    async def _import(
         self,
         folder: Path,
         descriptor: int,
@@ -270,7 +268,7 @@ class TunerRuns:
         """
         memory_mib = min(RECORDS_MIB, self.tuner_mib or RECORDS_MIB) if run is None else self.tuner_mib
 
-        def heard(news: News) -> None:
+        def forward(news: News) -> None:
             if isinstance(news, Totals):
                 self.tuner.keep(news.tuning)
                 return
@@ -279,7 +277,7 @@ class TunerRuns:
         try:
             return await compilation.do(
                 job,
-                heard,
+                forward,
                 ResourceLimits(memory_mib=memory_mib, niceness=_NICENESS),
                 seconds=seconds,
                 started=run.begin if run is not None else lambda _: None,

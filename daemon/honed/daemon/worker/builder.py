@@ -68,7 +68,7 @@ class BuildProcess:
         """
         async with self._busy:
             self._stop_resting()
-            running = await self._started(0 if foreground else _NICENESS)
+            running = await self._start(0 if foreground else _NICENESS)
             try:
                 built = await self._call(running, BuildModel(key=key, path=path), progress)
                 for probe in range(built.probes):
@@ -84,14 +84,14 @@ class BuildProcess:
                 raise
             finally:
                 if self._running is not None:
-                    self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._rested)
+                    self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._stop_unused)
 
     async def kill(self) -> None:
         """End the process, even during a build."""
         self._stop_resting()
         await self._end()
 
-    async def _started(self, niceness: int) -> _Running:
+    async def _start(self, niceness: int) -> _Running:
         running = self._running
         if running is not None and (running.niceness != niceness or not running.link.usable()):
             await self._end()
@@ -99,7 +99,7 @@ class BuildProcess:
             self._why = ""
             try:
                 process, link = await spawn(
-                    self._supervisor.program.building, self._cache_dir, self._lost, niceness=niceness
+                    self._supervisor.program.building, self._cache_dir, self._loss_error, niceness=niceness
                 )
             except OSError as error:
                 raise BuilderLost(f"a process to build in cannot be started: {error}") from error
@@ -120,14 +120,14 @@ class BuildProcess:
         try:
             async with asyncio.timeout(seconds) as deadline:
 
-                def heard(params: Map) -> None:
+                def report(params: Map) -> None:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                     progress(int(params["done"]), int(params["of"]))
 
-                return aio.taken(call, await aio.begin(running.link, call, progress=heard))
+                return aio.taken(call, await aio.begin(running.link, call, progress=report))
         except TimeoutError as error:
             self._why = f"{call.method} took longer than {seconds:g} s"
-            raise self._lost() from error
+            raise self._loss_error() from error
         except BuilderLost as error:
             if self._why:
                 raise
@@ -140,7 +140,7 @@ class BuildProcess:
                 reason = f"{reason}; it may have needed more than {bound}"
             raise BuilderLost(reason) from error
 
-    def _lost(self) -> BuilderLost:
+    def _loss_error(self) -> BuilderLost:
         return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")
 
     async def _end(self) -> None:
@@ -148,7 +148,7 @@ class BuildProcess:
         if running is None:
             return
         self._why = self._why or "it was not needed any more"
-        running.link.fail(self._lost())
+        running.link.fail(self._loss_error())
         await running.process.end()
 
     def _stop_resting(self) -> None:
@@ -156,7 +156,7 @@ class BuildProcess:
             self._rest.cancel()
             self._rest = None
 
-    def _rested(self) -> None:
+    def _stop_unused(self) -> None:
         async def end() -> None:
             async with self._busy:
                 await self._end()

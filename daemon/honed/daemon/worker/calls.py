@@ -218,14 +218,14 @@ class RunTemplate:
     keep: bool
     max_bytes: int
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the encoded template, the `form` of `RunModel`."""
         packed: bytes = msgpack.packb(strict.to_plain(self))
         return packed
 
 
 @functools.lru_cache(maxsize=256)
-def _unpacked(form: bytes) -> RunTemplate:
+def _unpack(form: bytes) -> RunTemplate:
     return strict.from_plain(RunTemplate, msgpack.unpackb(form), where="the form of a run")
 
 
@@ -244,7 +244,7 @@ class RunModel(WorkerCall[InferenceResult]):
     @property
     def template(self) -> RunTemplate:
         """The unpacked run template."""
-        return _unpacked(self.form)
+        return _unpack(self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

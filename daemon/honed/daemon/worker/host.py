@@ -107,7 +107,7 @@ def objection(model: Run, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> 
     """
     rng = np.random.default_rng(_SEED)
     sets = [
-        {name: _made((rows, *shape[1:]), kind, rng) for name, (shape, kind) in shapes.items()}
+        {name: _random_values((rows, *shape[1:]), kind, rng) for name, (shape, kind) in shapes.items()}
         for rows in _ROWS
     ]
     try:
@@ -132,7 +132,7 @@ def zero_inputs(shape: tuple[int, ...], kind: str) -> Array:
     return np.zeros(shape, dtype(kind).numpy)
 
 
-def _made(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
+def _random_values(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
     """Return normally distributed values; for integers 0 and 1, which are valid for most indices."""
     if kind == STRING.name:
         return np.array([f"text {n}" for n in rng.integers(0, 9, int(np.prod(shape)))], object).reshape(shape)
@@ -200,17 +200,17 @@ class Host(RpcServer, ABC):
         self._turns = Turns(self._next, self._answer_call, self._refuse_call, self.beside)
 
     @abstractmethod
-    def loaded(self, key: str) -> Runs:
+    def require_loaded(self, key: str) -> Runs:
         """Return a loaded model; raise NotLoaded if it is not."""
 
     @abstractmethod
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
+    def finish_run(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Handle the end of a run, and return the sizes that its partitions observed.
 
         With `keep` the inputs may be recorded.
         """
 
-    def lowered(self, key: str) -> str:
+    def take_lowering(self, key: str) -> str:
         """Return why a model now runs without optimisation, once after that began; otherwise ""."""
         return ""
 
@@ -236,7 +236,7 @@ class Host(RpcServer, ABC):
         self.asked(call.request)
 
     def _refuse_call(self, request: RequestReceived) -> None:
-        self.refuse(request, _ended())
+        self.refuse(request, _cancellation())
         close_all(request.descriptors)
 
     def begin_call(self, call: CallUnderWay) -> None:
@@ -258,14 +258,14 @@ class Host(RpcServer, ABC):
             finally:
                 os._exit(1)  # The service starts another
 
-    def built(self, done: int, of: int) -> None:
+    def report_build(self, done: int, of: int) -> None:
         """Report how many kernels of the model being loaded are built."""
         self.progress(msgid=self._loading, done=done, of=of)
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer for an exception; a bug in a request must not end the others."""
         if (call := self._turns.present) is not None and call.ended:
-            return _ended()
+            return _cancellation()
         if isinstance(raised, HonedError):
             return raised
         if isinstance(raised, MemoryError):
@@ -294,16 +294,16 @@ class Host(RpcServer, ABC):
 
     def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
-        model = self.loaded(call.key)
-        given = self._given(call)
+        model = self.require_loaded(call.key)
+        given = self._read_inputs(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        observed = self.ran(call.key, given, call.template.keep)
+        observed = self.finish_run(call.key, given, call.template.keep)
         return self._answer_of(call, computed, start, begun, ended, observed)
 
     @abstractmethod
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
+    def run_step(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence; return the requested outputs, and the rows and bytes of its state now.
 
         Raises SequenceLost if its state is not here, ResourceExhausted if the state would grow too large, and
@@ -340,17 +340,17 @@ class Host(RpcServer, ABC):
 
     def _step(self, call: RunStep) -> StepResult:
         start = time.monotonic_ns()
-        inputs = self._given(call.run)
+        inputs = self._read_inputs(call.run)
         begun = time.monotonic_ns()
-        computed, rows, nbytes = self.stepped(call, inputs)
+        computed, rows, nbytes = self.run_step(call, inputs)
         if call.greedy is not None:
-            return self._continued(call, call.greedy, (computed, rows, nbytes), start, begun)
+            return self._continue(call, call.greedy, (computed, rows, nbytes), start, begun)
         ended = time.monotonic_ns()
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, ended, ())
         return StepResult(result=result, rows=rows, nbytes=nbytes)
 
-    def _continued(
+    def _continue(
         self, call: RunStep, greedy: GreedyChoice, stepped: Stepped, start: int, begun: int
     ) -> StepResult:
         """Choose the token after a step, and run the later steps, until one meets a limit."""
@@ -361,13 +361,13 @@ class Host(RpcServer, ABC):
             if len(chosen) > len(greedy.later) or chosen[-1] in greedy.stop:
                 break
             if (turn := self._turns.present) is not None and turn.ended:
-                raise _ended()
+                raise _cancellation()
             run = dataclasses.replace(call.run, raw=greedy.later[len(chosen) - 1])
-            inputs = self._given(run)
+            inputs = self._read_inputs(run)
             inputs[greedy.tokens] = np.full_like(inputs[greedy.tokens], chosen[-1])
             count = 1
             try:
-                computed, rows, nbytes = self.stepped(
+                computed, rows, nbytes = self.run_step(
                     dataclasses.replace(call, run=run, rows=rows, count=count, tensors=()), inputs
                 )
             except (ResourceExhausted, PreconditionBroken):  # The state is as before; the next step meets it
@@ -377,7 +377,7 @@ class Host(RpcServer, ABC):
             raw=(),
             shapes=(),
             offsets=(),
-            lowered=self.lowered(call.run.key),
+            lowered=self.take_lowering(call.run.key),
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=0,
@@ -386,8 +386,8 @@ class Host(RpcServer, ABC):
 
     def _infer_batch(self, call: RunBatch) -> BatchResult:
         start = time.monotonic_ns()
-        model = self.loaded(call.key)
-        given = [self._given(member) for member in call.members]
+        model = self.require_loaded(call.key)
+        given = [self._read_inputs(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
@@ -400,15 +400,15 @@ class Host(RpcServer, ABC):
 
     def _compare_rows(self, call: CompareRows) -> BatchingCheck:
         shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
-        return BatchingCheck(objection=objection(self.loaded(call.key).run, shapes))
+        return BatchingCheck(objection=objection(self.require_loaded(call.key).run, shapes))
 
     def _warm_up(self, call: WarmUp) -> ComparisonRun:
         zeros = {t.name: zero_inputs(t.shape, t.dtype) for t in call.inputs}
         begun = time.monotonic_ns()
-        self.loaded(call.key).run(zeros)
+        self.require_loaded(call.key).run(zeros)
         return ComparisonRun(ns=time.monotonic_ns() - begun)
 
-    def _given(self, call: RunModel) -> dict[str, Array]:
+    def _read_inputs(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents, asked = iter(call.raw), call.template
         given = {tensor.name: self._tensor(tensor, contents) for tensor in asked.inputs}
@@ -427,20 +427,20 @@ class Host(RpcServer, ABC):
     ) -> InferenceResult:
         """Write the outputs, and return the answer; the arguments are times in nanoseconds."""
         asked = call.template
-        inline, offsets = self._delivered(computed, asked)
+        inline, offsets = self._deliver(computed, asked)
         done = time.monotonic_ns()
         return InferenceResult(
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in asked.outputs),
             offsets=offsets,
             observed=observed,
-            lowered=self.lowered(call.key),
+            lowered=self.take_lowering(call.key),
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,
         )
 
-    def _delivered(
+    def _deliver(
         self, computed: dict[str, Array], asked: RunTemplate
     ) -> tuple[list[memoryview], tuple[int, ...]]:
         """Write outputs to their places, or to the request's shared memory, and return the others.
@@ -460,7 +460,7 @@ class Host(RpcServer, ABC):
                 continue
             data = computed[output.name].reshape(-1).view(np.uint8)
             if output.place is not None:
-                self._placed(output, output.place, computed[output.name].shape, data)
+                self._write_place(output, output.place, computed[output.name].shape, data)
             elif data.size and used + data.size <= room.size:
                 room[used : used + data.size] = data
                 offset, used = used, -(-(used + data.size) // ROOM_ALIGN) * ROOM_ALIGN
@@ -474,7 +474,7 @@ class Host(RpcServer, ABC):
             raise answer_too_large(whole, asked.max_bytes, used + unplaced if unplaced else 0)
         return inline, tuple(offsets)
 
-    def _placed(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
+    def _write_place(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
         target = self._place(place)
         if target.size != data.size:
             raise InvalidArgument(
@@ -518,7 +518,7 @@ class Host(RpcServer, ABC):
     )
 
 
-def _ended() -> Cancelled:
+def _cancellation() -> Cancelled:
     return Cancelled("the run was ended, as nobody waits for it any more")
 
 

@@ -68,7 +68,7 @@ class RegionLookup(Protocol):
         """Return the region of that name; raise NotFound if there is none."""
 
 
-def unknown(name: str) -> NotFound:
+def region_not_found(name: str) -> NotFound:
     """Return the error for a request that names a region which is not registered."""
     return NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
 
@@ -100,7 +100,7 @@ class RegionTable:
         """Return the region of that name; raise NotFound if there is none."""
         found = self._regions.get(name)
         if found is None:
-            raise unknown(name)
+            raise region_not_found(name)
         return found
 
     def select(self, name: str | None) -> list[HeldRegion]:

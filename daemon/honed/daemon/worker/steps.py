@@ -33,7 +33,7 @@ class StepExecutor(Protocol):
     ) -> dict[str, Array]:
         """Run a step after `rows` rows, append `count` rows, and return the outputs."""
 
-    def grown(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
+    def read_rows(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
         """Return the first `rows` rows of the growing tensors."""
 
     def restore(self, growing: tuple[Growth, ...], values: Mapping[str, Array]) -> None:
@@ -63,7 +63,7 @@ class DeviceSequences:
         Raises SequenceLost if the state is not here, ResourceExhausted if it would grow too large, both
         before anything runs, and the errors of `Executor.run`.
         """
-        sequence = self._begun(call)
+        sequence = self._sequence_of(call)
         nbytes = (call.rows + call.count) * form.row_bytes(sequence.growing)
         call.check_state(nbytes)
         sequence.rows = call.rows  # Drops rows of a request that failed after its run
@@ -98,7 +98,7 @@ class DeviceSequences:
         if sequence is not None:
             sequence.saved, sequence.form = _rows(sequence, sequence.rows), None
 
-    def _begun(self, call: RunStep) -> _Sequence:
+    def _sequence_of(self, call: RunStep) -> _Sequence:
         """Return the sequence of a step; a step after 0 rows begins a new one."""
         if not call.rows:
             self.drop((call.sequence,))
@@ -122,7 +122,7 @@ class DeviceSequences:
 
 def _rows(sequence: _Sequence, rows: int) -> Mapping[str, Array]:
     if sequence.form is not None:
-        return sequence.form.grown(sequence.growing, rows)
+        return sequence.form.read_rows(sequence.growing, rows)
     cut = {each.input: (slice(None),) * each.axis + (slice(rows),) for each in sequence.growing}
     return {name: value[cut[name]] for name, value in sequence.saved.items()}
 

@@ -179,7 +179,7 @@ class Supervisor:
             try:
                 process, event = await self._start()
             except (OSError, HonedError) as error:
-                self._ended("not started", str(error))
+                self._record_end("not started", str(error))
             else:
                 ready = True
                 tell(event)
@@ -210,7 +210,7 @@ class Supervisor:
         Raises the worker's HonedError, or WorkerDied if it crashed or took longer than `seconds`, which start
         again with each progress report.
         """
-        link, under_way = self._reached(), _UnderWay(call, seconds)
+        link, under_way = self._require_link(), _UnderWay(call, seconds)
         coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
         self._count(under_way)
         coming.add_done_callback(
@@ -219,7 +219,7 @@ class Supervisor:
         try:
             return aio.taken(call, await coming)
         except WorkerDied as died:
-            raise self._died_of(under_way, died) from died
+            raise self._death_error(under_way, died) from died
 
     def ask(self, call: WorkerCall[Any], on_answer: OnAnswer, *, seconds: float) -> int:
         """Make a call, and return its number; `on_answer` is called with its answer or error.
@@ -227,15 +227,15 @@ class Supervisor:
         The error is NoWorker if the worker was killed because of another call. Raises NoWorker if there is no
         worker.
         """
-        link, under_way = self._reached(), _UnderWay(call, seconds)
+        link, under_way = self._require_link(), _UnderWay(call, seconds)
 
-        def answered(answer: ResponseReceived | Exception) -> None:
+        def on_response(answer: ResponseReceived | Exception) -> None:
             self._over(under_way, answer if isinstance(answer, Exception) else None)
-            on_answer(self._died_of(under_way, answer) if isinstance(answer, WorkerDied) else answer)
+            on_answer(self._death_error(under_way, answer) if isinstance(answer, WorkerDied) else answer)
 
         self._count(under_way)
         try:
-            return link.ask(call.method, strict.to_plain(call), answered)
+            return link.ask(call.method, strict.to_plain(call), on_response)
         except BaseException:
             self._calls -= 1
             self._deadlines.drop(under_way)
@@ -246,11 +246,11 @@ class Supervisor:
         if self._link is not None and self._link.broken is None:
             self._link.notify("Cancel", {"msgid": number})
 
-    def _died_of(self, call: _UnderWay, error: WorkerDied) -> WorkerDied:
+    def _death_error(self, call: _UnderWay, error: WorkerDied) -> WorkerDied:
         """Return the error of a call whose worker ended: NoWorker if another call was the cause."""
         return error if self._cause in (None, call) else NoWorker(str(error))
 
-    def _reached(self) -> AsyncLink:
+    def _require_link(self) -> AsyncLink:
         """Return the worker's link; raise NoWorker if there is no worker."""
         if self._link is None:
             raise NoWorker(f"there is no worker ({self._reason or 'it is starting'}); try again")
@@ -283,7 +283,7 @@ class Supervisor:
             _log.warning("killing the worker %d: %s", self._process.pid, reason)
             kill_group(self._process.pid)
         if self._link is not None:
-            self._link.fail(self._lost())
+            self._link.fail(self._loss_error())
 
     async def open(self) -> None:
         """Have the worker load the device's driver, which it does not need before the first model.
@@ -296,7 +296,7 @@ class Supervisor:
             raise
         except HonedError as error:
             self.kill(str(error))
-            raise self._lost() from error
+            raise self._loss_error() from error
 
     async def map(self, region: HeldRegion, seconds: float) -> None:
         """Have the worker map a region, unless it has; raise as `call`."""
@@ -315,7 +315,7 @@ class Supervisor:
         self._mapped.discard(region)
         return known and self._link is not None
 
-    def _lost(self) -> WorkerDied:
+    def _loss_error(self) -> WorkerDied:
         return WorkerDied(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
     async def _start(self) -> tuple[Child, WorkerReady]:
@@ -324,7 +324,7 @@ class Supervisor:
         self._kill_reason = self._kill_kind = ""
         self._cause = None
         self._lost_at_work = self._from_outside = False
-        process, link = await spawn(self.program, self._cache_dir, self._lost)
+        process, link = await spawn(self.program, self._cache_dir, self._loss_error)
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
         # Half of the time is for peaks: a device too slow to measure them must still be ready in time.
@@ -352,7 +352,7 @@ class Supervisor:
         finally:
             asking.cancel()
         self._from_outside = not self._kill_reason and death.from_outside
-        self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
+        self._record_end(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
         """Ping the worker while there are no calls, so that a hung one is noticed, until it has ended."""
@@ -363,7 +363,7 @@ class Supervisor:
                 if not self._calls and time.monotonic() - self._heard >= pause:
                     await self.call(Ping(), seconds=self._limits.run_seconds)
 
-    def _ended(self, kind: str, reason: str) -> None:
+    def _record_end(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
         self.last_ends.append(WorkerEnd(time=time.time(), pid=self.pid, kind=kind, reason=reason))
         # A repeated reason is logged as an error once.
@@ -373,7 +373,7 @@ class Supervisor:
     async def _end(self) -> None:
         self._mapped.clear()
         if self._link is not None:
-            self._link.fail(self._lost())
+            self._link.fail(self._loss_error())
             self._link = None
         if self._process is not None:
             await self._process.end()

@@ -160,11 +160,11 @@ class Turns:
         """Take over reading from a thread whose call takes long."""
         while True:
             self._watch.acquire()
-            if self._took_over():
+            if self._take_over():
                 self._read()
                 return
 
-    def _took_over(self) -> bool:
+    def _take_over(self) -> bool:
         """Watch the reading thread; return True if this thread must read now.
 
         Returns False if there was no call for a while, when there is nothing to watch.

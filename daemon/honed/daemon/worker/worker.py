@@ -177,7 +177,7 @@ class Worker(Host):
         # Only this thread is nice: one that runs Python would hold the interpreter's lock while it waits.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
-    def loaded(self, key: str) -> Executor:
+    def require_loaded(self, key: str) -> Executor:
         """Return a loaded model for any run, after saving a sequence in its inputs; raise NotLoaded."""
         executor = self._form(key)
         if executor in self._sequences.inside:
@@ -191,13 +191,13 @@ class Worker(Host):
             raise NotLoaded("the model is not loaded in the worker")
         return executor
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
+    def finish_run(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Record a client's inputs, on which versions are compared, and return the observed sizes."""
         if keep:
             self._recorder.note(key, inputs)
         else:
             self._recorder.forget(key)
-        return self.loaded(key).observed
+        return self.require_loaded(key).observed
 
     def begin_call(self, call: CallUnderWay) -> None:
         """Have the device's launches end when the call's client gives up."""
@@ -242,7 +242,7 @@ class Worker(Host):
                 self._device,
                 cache_dir=self._cache_dir,
                 builder=self._builder,
-                progress=self.built,
+                progress=self.report_build,
                 parts=self._parts,
             )
             self._checked[key] = {}
@@ -254,7 +254,7 @@ class Worker(Host):
         If the device fails during the run, its state is unknown: the result says so, and the service must
         replace this process.
         """
-        executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
+        executor, checked, probe = self.require_loaded(call.key), self._checked[call.key], call.probe
         if probe not in checked:
             try:
                 checked[probe] = check_numbered(executor, probe)
@@ -272,7 +272,7 @@ class Worker(Host):
     def _compare(self, call: RunComparison) -> ComparisonRun:
         """Run a turn of a `VersionComparison` of two models."""
         if call.pair == call.which == 0:
-            pair = (self.loaded(call.old), self.loaded(call.new))
+            pair = (self.require_loaded(call.old), self.require_loaded(call.new))
             self._comparison = VersionComparison(*pair, self._recorder.of(call.old, call.new))
         if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
@@ -299,7 +299,7 @@ class Worker(Host):
             executor.close()
         return Empty()
 
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
+    def run_step(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence in a compiled shape."""
         form = self._form(call.run.key)
         if form.model.split is not None:
@@ -311,7 +311,7 @@ class Worker(Host):
 
         Raises InvalidArgument if a requested timeline would be too long.
         """
-        executor = self.loaded(call.key)
+        executor = self.require_loaded(call.key)
         if call.timeline:
             check_timeline(f"takes {len(executor.model.steps)} steps", len(executor.model.steps))
         probes = executor.model.probes

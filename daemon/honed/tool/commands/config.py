@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from honed.daemon.config import load, memory, memory_sentence, shown
+from honed.daemon.config import describe_config, load, memory, memory_sentence
 from honed.process.limits import memory_mib
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
@@ -78,7 +78,9 @@ def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
         with Client(socket) as client:
             return True, client.ask(CONFIG_SHOW)
     except Unavailable:
-        return False, shown(load(environ=os.environ, uid=os.geteuid(), overrides={"socket": socket}))
+        return False, describe_config(
+            load(environ=os.environ, uid=os.geteuid(), overrides={"socket": socket})
+        )
 
 
 def _print(console: Console, running: bool, config: ConfigShown) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from honed.daemon.observe.faults import WHOSE, AttributedFault, EndedProcess, blamed, kernel_log, of_service
+from honed.daemon.observe.faults import (
+    WHOSE,
+    AttributedFault,
+    EndedProcess,
+    attribute_faults,
+    kernel_log,
+    of_service,
+)
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
@@ -44,7 +51,7 @@ def _faults(arguments: argparse.Namespace, output: Output) -> None:
     quarantine, log = _read(where)
     found = quarantine.faults
     service = of_service(arguments.socket)
-    faults = blamed(log, service, found)
+    faults = attribute_faults(log, service, found)
     document = {
         "records": str(where.path),
         "quarantined": found,

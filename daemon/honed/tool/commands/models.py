@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.observe.faults import SERVICE, AttributedFault, blamed, kernel_log, ours
+from honed.daemon.observe.faults import SERVICE, AttributedFault, attribute_faults, kernel_log, ours
 from honed.machine.roofline import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (
@@ -126,7 +126,7 @@ def _status(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         status = client.ask(SERVER_STATUS)
         service = ours(client.ask(METRICS), status)
-    faults = blamed(kernel_log(), service)
+    faults = attribute_faults(kernel_log(), service)
     document = {**strict.to_plain(status), "kernel_faults": faults}
     output.emit(document, lambda console: _print_status(console, status, faults))
 
