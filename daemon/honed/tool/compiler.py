@@ -77,7 +77,7 @@ def _reason(died: JobCrashed) -> HonedError:
 
 
 @contextmanager
-def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
+def running_job(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
     """Start a job in a child; kill it at the end, or after `seconds`.
 
     Raises NotFound without the compiler.
@@ -96,11 +96,11 @@ def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
     every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
     """
     limits = limits or Limits()
-    with started(job, limits, seconds=limits.compile_seconds) as child:
-        return followed(child, title)
+    with running_job(job, limits, seconds=limits.compile_seconds) as child:
+        return follow(child, title)
 
 
-def followed(work: RunningJob[R], title: str) -> R:
+def follow(work: RunningJob[R], title: str) -> R:
     """Return a job's result, with progress on stderr."""
     with Reporter(title) as reporter:
         return work.result(reporter.show)

@@ -77,7 +77,7 @@ def _event(plain: object, result: type[R]) -> News | R | HonedError:
 
 
 @contextmanager
-def started_in_service(
+def running_in_service(
     socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
 ) -> Iterator[ServiceJob[R]]:
     """Prepare a job of this kind (TunerRun) for the service at `socket`; close its descriptors at the end."""

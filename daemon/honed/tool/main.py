@@ -101,7 +101,7 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
     named = [each for each in COMMANDS if each.name in (argv or ())]
     for each in COMMANDS:
-        if not named and not each.installed():
+        if not named and not each.is_installed():
             continue
         command = add_command(commands, each.name, each.about)
         if argv is None or each in named:

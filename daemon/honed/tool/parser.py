@@ -131,7 +131,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(p) for p in parts)
 
 
-def named_file(text: str) -> tuple[str, Path]:
+def parse_named_file(text: str) -> tuple[str, Path]:
     """Parse `NAME=FILE.npy` into a name and a path; a file may contain an equals sign."""
     name, equals, file = text.partition("=")
     if not name or not equals or not file:

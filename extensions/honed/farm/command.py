@@ -12,7 +12,7 @@ from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Job
 from honed.jobs.events import Done
 from honed.tool.commands.tuning import BENCHES, add_bench_root, add_certificates, certificates, stopping
-from honed.tool.compiler import followed, started
+from honed.tool.compiler import follow, running_job
 from honed.tool.output import Output, line
 from honed.tool.parser import Parser, UsageError, add_action, add_actions
 
@@ -127,6 +127,6 @@ def _certificates(arguments: argparse.Namespace, output: Output) -> None:
 
 def _stay(job: Job[Done], output: Output) -> None:
     """Run a job without a time limit, and show its notes; SIGINT and SIGTERM end it."""
-    with started(job, Limits()) as child, stopping(child, lambda: None):
-        followed(child, "farm")
+    with running_job(job, Limits()) as child, stopping(child, lambda: None):
+        follow(child, "farm")
     output.emit({}, lambda console: line(console, "Done."))

@@ -24,7 +24,7 @@ from honed.protocol.params import HintFigures
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.tool.commands.models import set_aside
-from honed.tool.compiler import followed, started
+from honed.tool.compiler import follow, running_job
 from honed.tool.output import Console, Output, clean, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
 
@@ -87,8 +87,8 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
             profile=arguments.profile,
             bench=arguments.bench,
         )
-        with started(job, Limits()) as child:
-            done = followed(child, "learn")
+        with running_job(job, Limits()) as child:
+            done = follow(child, "learn")
     output.emit(to_plain(done), lambda console: print_learned(console, done))
     return 0 if done.output else 1
 

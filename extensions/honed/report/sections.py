@@ -15,7 +15,7 @@ from honed.protocol.service import DeviceStatus, Metrics
 from honed.tool.commands.faults import REACH
 from honed.tool.commands.tasks import milliseconds, origin
 from honed.tool.output import bytes_text, capital, figure_text, seconds_text
-from honed.tool.view.tables import shown, worker_text
+from honed.tool.view.tables import device_name, worker_text
 
 from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Cell, Ids, badge, day, element, facts, gain_text, moment, more, name_of, table
@@ -69,7 +69,7 @@ def _device(device: DeviceStatus) -> Element:
     ready = device.worker.state == "ready"
     return element(
         "section",
-        element("h3", name_of(identity.name if identity is not None else shown(device))),
+        element("h3", name_of(identity.name if identity is not None else device_name(device))),
         element("p", badge(device.worker.state, "good" if ready else "warn"), " ", role),
         facts(
             [

@@ -11,7 +11,7 @@ import pytest
 
 from honed.jobs.priorfile import PriorFile
 from honed.tool.doctor import checks
-from honed.tool.doctor.checks import Finding, failed
+from honed.tool.doctor.checks import Finding, has_failures
 from honed.tool.doctor.readings import Daemon, Package, Readings
 
 from .doctor_trees import (
@@ -71,7 +71,7 @@ def test_healthy_machines_have_nothing_to_mend(
 ) -> None:
     findings = judge(machine(tmp_path).readings(answers))
     assert wrong(findings) == []
-    assert not failed(findings)
+    assert not has_failures(findings)
 
 
 def test_kbase_is_described(tmp_path: Path) -> None:
@@ -305,14 +305,14 @@ def test_the_gpu_left_out_beside_pocl(tmp_path: Path) -> None:
     tree.icd("pocl", "libpocl.so.2")
     findings = judge(tree.readings(Answers(opencl(POCL))))
     assert about(findings, "OpenCL does not see the GPU fb000000.gpu", "mesa-opencl-icd").level == "warn"
-    assert not failed(findings)
+    assert not has_failures(findings)
 
 
 def test_a_device_without_compiler(tmp_path: Path) -> None:
     lame = dataclasses.replace(LIBMALI, devices=(dataclasses.replace(MALI, usable=False),))
     findings = judge(kbase(tmp_path).readings(Answers(opencl(lame))))
     assert about(findings, "no compiler").level == "warn"
-    assert failed(findings)
+    assert has_failures(findings)
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:

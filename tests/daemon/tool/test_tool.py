@@ -18,7 +18,7 @@ from honed.tool.commands import GROUPS
 from honed.tool.commands.models import peaks_text
 from honed.tool.main import main, parser
 from honed.tool.output import figure_text
-from honed.tool.parser import named_file, shape
+from honed.tool.parser import parse_named_file, shape
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [
@@ -184,7 +184,7 @@ def test_values_of_options() -> None:
     assert shape("images=1,3,416,416") == ("images", (1, 3, 416, 416))
     assert shape("a=b=2") == ("a=b", (2,))
     assert shape("n= 1, 0") == ("n", (1, 0))
-    assert named_file("x=dir/a=b.npy") == ("x", Path("dir/a=b.npy"))
+    assert parse_named_file("x=dir/a=b.npy") == ("x", Path("dir/a=b.npy"))
 
 
 def test_the_peaks_of_a_slow_device_are_not_rounded_away() -> None:

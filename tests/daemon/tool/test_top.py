@@ -30,7 +30,7 @@ from honed.protocol.service import (
     WorkerFigures,
 )
 from honed.runtime import Client
-from honed.tool.commands.top import rendered
+from honed.tool.commands.top import render
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.running import Service
@@ -192,7 +192,7 @@ def document(models: int) -> Metrics:
 @pytest.mark.parametrize("models", [0, 1, 2, 60])
 def test_it_fits_any_terminal(columns: int, lines: int, models: int) -> None:
     console = Console(file=StringIO(), width=columns, height=lines, force_terminal=False)
-    console.print(rendered(document(models), columns, lines, "trouble \x1b[2J"))
+    console.print(render(document(models), columns, lines, "trouble \x1b[2J"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in text
     assert all(len(line) <= columns for line in text.splitlines())
@@ -214,7 +214,7 @@ def test_shapes_stand_below_their_model() -> None:
         owner = first if name == "3x3" else second
         whole.variants += (replace(owner, name=f"{owner.name}@{name}", requests=number, engine="cpu"),)
     console = Console(file=StringIO(), width=120, height=40, force_terminal=False)
-    console.print(rendered(whole, 120, 40))
+    console.print(render(whole, 120, 40))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     names = [line.split()[0] for line in lines if line.startswith(("model-", "  @"))]
     assert [name[:8] for name in names] == ["model-01", "@9x9", "@1x1", "model-00", "@3x3"]

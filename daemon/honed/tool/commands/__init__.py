@@ -35,7 +35,7 @@ class CommandRow(NamedTuple):
     about: str
     package: str = ""
 
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """Return whether the command is installed."""
         return not self.package or self.name in _of_extensions()
 
@@ -44,7 +44,7 @@ class CommandRow(NamedTuple):
         if not self.package:
             module = import_module(f".{self.module}", __package__)
             getattr(module, f"define_{self.name}")(command)
-        elif self.installed():
+        elif self.is_installed():
             _of_extensions()[self.name].load()(command)
         else:
             command.missing = f"hone {self.name} is in the package {self.package}: apt install {self.package}"

@@ -109,7 +109,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
     files = list(_files(arguments.files))
     if len(files) == 1:
         with Client(arguments.socket) as client:
-            added = _added(client, files[0], arguments)
+            added = _add_model(client, files[0], arguments)
         output.emit(added, lambda console: _print_added(console, added))
         return 0
     for option, given in (
@@ -131,7 +131,7 @@ def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: O
     for file in files:
         try:
             with Client(arguments.socket) as client:
-                added = _added(client, file, arguments)
+                added = _add_model(client, file, arguments)
         except HonedError as error:
             failed += 1
             print(f"hone: {clean(str(file))}: {clean(str(error))}", file=sys.stderr, flush=True)
@@ -159,7 +159,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
         yield from found
 
 
-def _added(client: Client, file: Path, arguments: argparse.Namespace) -> ModelAdded:
+def _add_model(client: Client, file: Path, arguments: argparse.Namespace) -> ModelAdded:
     shapes, *variants = shape_sets(arguments.shape)
     with Reporter(f"add {arguments.name or file.name}") as reporter:
         result = client.add(

@@ -14,7 +14,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import Status
 from honed.runtime.calling import transport
 from honed.tool.doctor import checks, gather
-from honed.tool.doctor.checks import Finding, failed
+from honed.tool.doctor.checks import Finding, has_failures
 from honed.tool.doctor.readings import Readings
 from honed.tool.output import Console, Output, Reporter, clean, line
 from honed.tool.parser import Parser, define
@@ -58,7 +58,7 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
         *troubles,
         *checks.check_service(readings),
     ]
-    ok = not failed(findings)
+    ok = not has_failures(findings)
     document = {"ok": ok, "findings": tuple(findings), "readings": readings}
     output.emit(document, lambda console: _print(console, findings))
     return 0 if ok else 1

@@ -16,8 +16,8 @@ from honed.daemon.observe.faults import (
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
-from honed.tool.compiler import followed, run
-from honed.tool.inservice import started_in_service
+from honed.tool.compiler import follow, run
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, capital, line, moment_text
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import RecordsLocation, add_state_dir_option, find_records
@@ -76,8 +76,8 @@ def _read(where: RecordsLocation) -> tuple[Faults, KernelLog]:
     If the service is asked for the records, the kernel log is as the service reads it.
     """
     if where.by_service:
-        with started_in_service(where.socket, ListFaults) as child:
-            return followed(child, "faults"), child.answered.kernel_log or kernel_log()
+        with running_in_service(where.socket, ListFaults) as child:
+            return follow(child, "faults"), child.answered.kernel_log or kernel_log()
     there = where.path.exists()
     return run(ListFaults(records=where.path), "faults") if there else Faults(faults=()), kernel_log()
 
@@ -99,7 +99,7 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[AttributedFaul
         line(console, f"{moment_text(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
         line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
         for record in fault.records:
-            _indented(console, record)
+            _print_indented(console, record)
 
 
 def _print_ended(console: Console, ended: Sequence[EndedProcess]) -> None:
@@ -126,9 +126,9 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
         line(console, f"  {each.reason}")
         line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
         if each.story and each.story != each.reason:
-            _indented(console, each.story)
+            _print_indented(console, each.story)
 
 
-def _indented(console: Console, text: str) -> None:
+def _print_indented(console: Console, text: str) -> None:
     for part in text.splitlines():
         line(console, f"    {part}")

@@ -17,8 +17,8 @@ from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
-from honed.tool.compiler import followed, run
-from honed.tool.inservice import started_in_service
+from honed.tool.compiler import follow, run
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import add_state_dir_option, find_records
@@ -71,7 +71,7 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
         "png": None if arguments.png is None else str(arguments.png),
     }
     if arguments.served:
-        curve = _served_curve(arguments.model, served.latency if served else ())
+        curve = _service_curve(arguments.model, served.latency if served else ())
     else:
         curve = _curve(arguments.model, history)
     if arguments.png is not None:
@@ -127,15 +127,15 @@ def _of_records(
         where = find_records(arguments)
         if not where.by_service:
             return run(ShowHistory(records=where.path, name=arguments.model), "history"), ()
-        with started_in_service(where.socket, ShowHistory, model=arguments.model) as child:
-            return followed(child, "history"), ()
+        with running_in_service(where.socket, ShowHistory, model=arguments.model) as child:
+            return follow(child, "history"), ()
     except HonedError as error:
         if served is None:
             raise
         return History(points=(), versions=()), (str(error),)
 
 
-def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
+def _service_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
     """Return the median latencies of the inferences served, over time; None if there were none."""
     if not points:
         return None

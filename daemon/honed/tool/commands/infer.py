@@ -25,7 +25,7 @@ from honed.runtime.calling.calls import InferenceResponse, RequestSequence
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype, is_text
 from honed.tool.output import Console, Output, Reporter, fields, line, shape_text, table
-from honed.tool.parser import Parser, UsageError, count, define, named_file, patience, unique
+from honed.tool.parser import Parser, UsageError, count, define, parse_named_file, patience, unique
 
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
@@ -56,21 +56,21 @@ def collect(
     wanted = {tensor.name: tensor for tensor in inputs}
     for name in files:
         if name not in wanted:
-            raise UsageError(f"{model} has no input {name!r}; its inputs are {described(inputs)}")
+            raise UsageError(f"{model} has no input {name!r}; its inputs are {describe(inputs)}")
     missing = [tensor for name, tensor in wanted.items() if name not in files]
     if missing and not random:
         raise UsageError(
-            f"{model} {'also ' if files else ''}needs {described(missing)}; "
+            f"{model} {'also ' if files else ''}needs {describe(missing)}; "
             "give each with --input NAME=FILE.npy, or --random to have them made up"
         )
     generator = np.random.default_rng(seed)
     return {
-        name: load(files[name], tensor) if name in files else generated(tensor, generator)
+        name: load(files[name], tensor) if name in files else generate_values(tensor, generator)
         for name, tensor in wanted.items()
     }
 
 
-def described(tensors: Tensors) -> str:
+def describe(tensors: Tensors) -> str:
     """Return the names and types of tensors in one line."""
     return ", ".join(f"{t.name} ({_type(t)})" for t in tensors) or "none"
 
@@ -106,7 +106,7 @@ def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
     return len(shape) == len(given) and all(size in (-1, n) for size, n in zip(shape, given, strict=True))
 
 
-def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
+def generate_values(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
     """Return made-up values: normal floats, a word for text, 0 or 1 for the rest, seldom out of range.
 
     Dynamic sizes are 1.
@@ -196,7 +196,7 @@ def add_input_options(parser: Parser) -> None:
     parser.add_argument(
         "--input",
         action="append",
-        type=named_file,
+        type=parse_named_file,
         default=[],
         metavar="NAME=FILE.npy",
         help="an input; give one for each",
@@ -406,9 +406,9 @@ def _bench(arguments: argparse.Namespace, output: Output) -> None:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)
-        before, answered = _spent(client, arguments.model), _answers(client, arguments.model)
-        times = _timed(client, arguments.model, values, arguments.runs)
-        after, answers = _spent(client, arguments.model), _answers(client, arguments.model)
+        before, answered = _inference_statistics(client, arguments.model), _answers(client, arguments.model)
+        times = _time_runs(client, arguments.model, values, arguments.runs)
+        after, answers = _inference_statistics(client, arguments.model), _answers(client, arguments.model)
     done = Benched(
         model=arguments.model,
         runs=len(times),
@@ -425,7 +425,7 @@ def _bench(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(done, lambda console: _print_bench(console, done))
 
 
-def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
+def _time_runs(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
     """Return the milliseconds of each inference."""
     times = []
     with Reporter(f"bench {model}") as reporter:
@@ -446,7 +446,7 @@ def _mean_between(before: Tallied, after: Tallied) -> float | None:
     return (after.ns - before.ns) / count / 1e6 if count > 0 else None
 
 
-def _spent(client: Client, model: str) -> InferenceStatistics:
+def _inference_statistics(client: Client, model: str) -> InferenceStatistics:
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 

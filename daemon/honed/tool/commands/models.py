@@ -273,9 +273,9 @@ def _remove(arguments: argparse.Namespace, output: Output) -> None:
 
 def _show(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.graph:
-        from honed.tool.view.graph import checked, show_graph
+        from honed.tool.view.graph import check_path, show_graph
 
-        show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+        show_graph(arguments.socket, arguments.model, check_path(arguments.output), output)
         return
     if arguments.output is not None:
         raise UsageError("-o names the file that --graph writes; give both or none")
@@ -300,12 +300,12 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *([("", clean(source.choice["why"]))] if source.choice is not None else []),
         ("served by", placement_text(model.placement)),
         *(("in an app" if n == 0 else "", _app_text(use)) for n, use in enumerate(model.apps)),
-        *(_compiled(model) if model.compiler else [("compiled form", "none")]),
+        *(_compilation_rows(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_preconditions(model),
-        *_kept_state(model),
-        *([("set", described(model.settings))] if model.settings != ModelSettings() else []),
-        *_optimised(model.optimisation, on_cpu=model.placement.engine == "cpu"),
+        *_state_rows(model),
+        *([("set", describe_settings(model.settings))] if model.settings != ModelSettings() else []),
+        *_optimisation_rows(model.optimisation, on_cpu=model.placement.engine == "cpu"),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -330,7 +330,7 @@ def _sizes(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _compiled(model: ModelShown) -> list[tuple[str, str]]:
+def _compilation_rows(model: ModelShown) -> list[tuple[str, str]]:
     """Return rows on the compiled model: device, compiler, size, steps and verification."""
     device, kernels = model.device, sum(kernel.launches > 0 for kernel in model.kernels)
     return [
@@ -340,7 +340,7 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
                  f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
         ("steps", f"{model.launches} launches of {kernels} kernels, "
                   f"{model.copies} copies, {model.host_calls} calls of partitions"),
-        *_prepared(model),
+        *_preparation_rows(model),
         *_proof(model),
     ]  # fmt: skip
 
@@ -365,14 +365,14 @@ def _preconditions(model: ModelShown) -> list[tuple[str, str]]:
     return [*rows, ("to ONNX Runtime", had)]
 
 
-def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
+def _state_rows(model: ModelShown) -> list[tuple[str, str]]:
     """Return rows on the state that the service keeps between requests of a sequence."""
     pairs = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
     forms = [("", clean(model.forms))] if model.forms else []
     return [("in sequences", f"state is kept: {pairs}"), *forms] if pairs else []
 
 
-def _optimised(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
+def _optimisation_rows(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
     """Return rows on ONNX Runtime's optimisations in the CPU engine: the level checked, and a run's time."""
     if found is None:
         said = "runs it without optimisations until they are checked"
@@ -387,7 +387,7 @@ def _optimised(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[s
     return [*rows, ("", f"a run takes {found.session}")] if found.session is not None else rows
 
 
-def _prepared(model: ModelShown) -> list[tuple[str, str]]:
+def _preparation_rows(model: ModelShown) -> list[tuple[str, str]]:
     """Return a row on what is computed from constants when the model is loaded; none if nothing is."""
     if not model.prepared_bytes:
         return []
@@ -406,14 +406,14 @@ def _proof(model: ModelShown) -> list[tuple[str, str]]:
     else:
         where = f" on {proof.device}" if proof.device else ", not run when it was compiled"
         rows.append(("proof", f"{proof.probes} inputs against {proof.reference}{where}"))
-        rows += [("", _compared(output)) for output in proof.outputs]
+        rows += [("", _comparison_text(output)) for output in proof.outputs]
     if checked is not None:
         rows.append(("checked", f"again when it was loaded on {checked.device}"))
-        rows += [("", _compared(output)) for output in checked.outputs]
+        rows += [("", _comparison_text(output)) for output in checked.outputs]
     return rows
 
 
-def _compared(entry: ComparedOutput) -> str:
+def _comparison_text(entry: ComparedOutput) -> str:
     error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
     covered = "" if entry.covered is None else f", {entry.covered:.0%} of it covered"
     return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}{covered}"
@@ -469,11 +469,11 @@ def _set(arguments: argparse.Namespace, output: Output) -> None:
         result = client.ask(MODEL_SET, params, timeout=None)
     output.emit(
         {"model": arguments.model, **strict.to_plain(result)},
-        lambda console: line(console, f"{arguments.model}: {described(result)}."),
+        lambda console: line(console, f"{arguments.model}: {describe_settings(result)}."),
     )
 
 
-def described(settings: ModelSettings) -> str:
+def describe_settings(settings: ModelSettings) -> str:
     """Return a model's settings in words."""
     parts = []
     if settings.max_batch:
@@ -567,23 +567,23 @@ def _pin(arguments: argparse.Namespace, output: Output) -> None:
     if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
         raise UsageError("give one of VERSION, --engine and --off")
     if arguments.engine is not None:
-        result = _pinned(arguments, version=None, engine=arguments.engine)
+        result = _send_pin(arguments, version=None, engine=arguments.engine)
         engine = "the CPU engine" if result.engine == "cpu" else "the compiled form"
         said, name = f"{engine} serves it until you let it go", engine_name(result.engine)
         _tell(arguments, output, said, engine=result.engine, engine_name=name)
         return
-    result = _pinned(arguments, version=0 if arguments.off else arguments.version)
+    result = _send_pin(arguments, version=0 if arguments.off else arguments.version)
     kept = "stays until you let it go" if result.pinned else "may be replaced by tuning"
     said = f"version {result.version} {kept}"
     _tell(arguments, output, said, version=result.version, pinned=result.pinned)
 
 
 def _unpin(arguments: argparse.Namespace, output: Output) -> None:
-    result = _pinned(arguments, version=0, engine="")
+    result = _send_pin(arguments, version=0, engine="")
     _tell(arguments, output, "nothing is pinned", version=result.version, pinned=False, engine="")
 
 
-def _pinned(
+def _send_pin(
     arguments: argparse.Namespace, *, version: int | None, engine: str | None = None
 ) -> VersionPinned:
     with Client(arguments.socket) as client:

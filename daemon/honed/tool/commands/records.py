@@ -13,8 +13,8 @@ from honed.jobs.events import Exported, Imported
 from honed.machine.files import replacing
 from honed.protocol.errors import Internal
 from honed.runtime.calling.files import open_model
-from honed.tool.compiler import followed, run
-from honed.tool.inservice import started_in_service
+from honed.tool.compiler import follow, run
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import (
@@ -66,7 +66,7 @@ def define_records(records: Parser) -> None:
 def _export(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
-        done = _exported_by_service(where, arguments)
+        done = _export_by_service(where, arguments)
     else:
         done = run(Export(records=where.path, output=arguments.output, best=arguments.best), "export")
     document = {"records": str(where.path), "output": str(arguments.output), "count": done.count}
@@ -76,10 +76,10 @@ def _export(arguments: argparse.Namespace, output: Output) -> None:
     )
 
 
-def _exported_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Exported:
+def _export_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Exported:
     with replacing(arguments.output) as file:  # Opened first: one that cannot be written fails at once
-        with started_in_service(where.socket, Export, best=arguments.best) as child:
-            done = followed(child, "export")
+        with running_in_service(where.socket, Export, best=arguments.best) as child:
+            done = follow(child, "export")
             if len(child.descriptors) != 1:
                 raise Internal("the service sent no records; compare versions")
             with open(child.descriptors.pop(), "rb") as sent:
@@ -92,8 +92,8 @@ def _import(arguments: argparse.Namespace, output: Output) -> None:
     if where.by_service:
         descriptor = open_model(arguments.file)
         try:
-            with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
-                done = followed(child, "import")
+            with running_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
+                done = follow(child, "import")
         finally:
             os.close(descriptor)
     else:

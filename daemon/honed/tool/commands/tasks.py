@@ -14,7 +14,7 @@ from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
-from honed.tool.inservice import started_in_service
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 
@@ -47,24 +47,24 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
-        with started_in_service(arguments.socket, Tasks, model=arguments.model) as child:
-            found = _found(child, f"tasks {arguments.model}")
+        with running_in_service(arguments.socket, Tasks, model=arguments.model) as child:
+            found = _find_tasks(child, f"tasks {arguments.model}")
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in found.tasks]
     document = {"model": arguments.model, "tasks": rows, "estimate": found.model, "forms": found.forms}
     output.emit(document, lambda console: _print(console, found, served))
 
 
-def _found(child: RunningJob[Done], title: str) -> TasksFound:
+def _find_tasks(child: RunningJob[Done], title: str) -> TasksFound:
     """Return the event with the tasks; raise CompilerDied if the child reports none."""
     found: list[TasksFound] = []
     with Reporter(title) as reporter:
 
-        def heard(event: News) -> None:
+        def on_news(event: News) -> None:
             reporter.show(event)
             if isinstance(event, TasksFound):
                 found.append(event)
 
-        child.result(heard)
+        child.result(on_news)
     if not found:
         raise CompilerDied("the compiler ended without telling the tasks; compare versions")
     return found[-1]
@@ -90,7 +90,7 @@ def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> No
     console.print()
     print_reasons(console, found.tasks)
     print_forms(console, found.forms)
-    line(console, f"{counted(found.tasks)}; {latency_text(found.model)}.")
+    line(console, f"{count_text(found.tasks)}; {latency_text(found.model)}.")
 
 
 def origin(schedule: str | None) -> str:
@@ -162,7 +162,7 @@ def print_forms(console: Console, forms: Iterable[FusionRow]) -> None:
         console.print()
 
 
-def counted(rows: Iterable[TaskRow]) -> str:
+def count_text(rows: Iterable[TaskRow]) -> str:
     """Return a sentence such as `14 tasks: 9 tuned, 5 skipped`."""
     states = Counter(state_text(row) for row in rows)
     parts = ", ".join(f"{number} {'waiting' if s == 'waits' else s}" for s, number in states.most_common())
@@ -178,7 +178,7 @@ def latency_text(estimate: Estimate) -> str:
     return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
 
 
-def spent_text(spent: Spent) -> str:
+def time_shares_text(spent: Spent) -> str:
     """Return the shares of a search's seconds: searching, building, checking, timing."""
     doing = {
         "searching": spent.search,

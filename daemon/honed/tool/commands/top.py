@@ -85,7 +85,7 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
     trouble = ""
 
     def view() -> RenderableType:
-        return rendered(document, shown.size.width, shown.size.height, trouble)
+        return render(document, shown.size.width, shown.size.height, trouble)
 
     # The last view stays on the screen when the user ends it.
     with _keys() as pressed, Live(get_renderable=view, console=shown, auto_refresh=False) as live:
@@ -133,7 +133,7 @@ def _no_keys(wait: float) -> str:
     return ""
 
 
-def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
+def render(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
     """Return the live view for a terminal of this size; `trouble` says why it is out of date."""
     from rich.console import Group
     from rich.text import Text

@@ -28,7 +28,7 @@ from honed.jobs.events import (
 from honed.protocol.strict import to_plain
 from honed.tool.output import Console, RenderableType, clean, console, fields, seconds_text
 
-from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
+from .tasks import count_text, failures_text, latency_text, milliseconds, progress_table, short
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -107,7 +107,7 @@ class TuningRun:
             return None
         return self.trials / (now - self.begun)
 
-    def left(self, now: float) -> float | None:
+    def remaining_seconds(self, now: float) -> float | None:
         """Return the seconds until the time or the trials are used up; None if unlimited or unknown."""
         if self.seconds_left is not None:
             return max(0.0, self.seconds_left - (now - self.estimated_at))
@@ -182,7 +182,7 @@ class TuningView:
 
         self._console = console(sys.stderr, follow=True)
         self._live = Live(
-            get_renderable=self._rendered,
+            get_renderable=self._render,
             console=self._console,
             refresh_per_second=_REFRESHES,
             transient=True,
@@ -190,13 +190,13 @@ class TuningView:
         )
         self._live.start()
 
-    def _rendered(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         assert self._console is not None
         size = self._console.size
-        return rendered(self._run, time.monotonic(), size.width, size.height)
+        return render(self._run, time.monotonic(), size.width, size.height)
 
 
-def rendered(run: TuningRun, now: float, width: int, height: int) -> RenderableType:
+def render(run: TuningRun, now: float, width: int, height: int) -> RenderableType:
     """Return the live view, for a terminal of this size."""
     from rich.console import Group
     from rich.text import Text
@@ -209,12 +209,12 @@ def rendered(run: TuningRun, now: float, width: int, height: int) -> RenderableT
     shown = ranked[: max(1, height - _AROUND)]
     parts: list[RenderableType] = [head, progress_table(shown, width)]
     if len(shown) < len(ranked):
-        parts.append(Text(f"and {counted(ranked[len(shown) :])}"))
+        parts.append(Text(f"and {count_text(ranked[len(shown) :])}"))
     return Group(*parts, Text(""), fields(_summary(run, now)))
 
 
 def _summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
-    rate, left = run.rate(now), run.left(now)
+    rate, left = run.rate(now), run.remaining_seconds(now)
     spent = seconds_text(now - run.begun) if run.begun is not None else "0 s"
     made = f"{run.trials} in {spent}" + (f", {rate:.2f} a second" if rate else "")
     pairs = [
@@ -238,11 +238,11 @@ def _line(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
         case Note():
             return f"note: {event.text}"
         case TasksFound():
-            return f"{counted(run.rows.values())}; {latency_text(run.estimate)}"
+            return f"{count_text(run.rows.values())}; {latency_text(run.estimate)}"
         case Round():
             row = run.rows.get(event.task)
             best = f", {short(row.name, 40)} {row.best_us:,.1f} us" if row and row.best_us else ""
-            rate, left = run.rate(now), run.left(now)
+            rate, left = run.rate(now), run.remaining_seconds(now)
             speed = f" ({rate:.2f} a second)" if rate else ""
             end = f", {seconds_text(left)} left" if left is not None else ""
             latency = milliseconds(run.estimate.now_us)

@@ -24,12 +24,12 @@ from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelPlacement, ModelPublished
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.client import Client
-from honed.tool.compiler import CompilerDied, RunningJob, started
-from honed.tool.inservice import started_in_service
+from honed.tool.compiler import CompilerDied, RunningJob, running_job
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, minutes, unique
 
-from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
+from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, time_shares_text
 from .tuneview import TuningRun, TuningView, run_document
 
 Searched = tuple[Tuned, ModelPublished | None]  # The child's result, and the service's answer
@@ -106,8 +106,8 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 
 def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
     run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
-    with started(_file_job(arguments), Limits()) as child:
-        done = _searched(child, run)
+    with running_job(_file_job(arguments), Limits()) as child:
+        done = _search(child, run)
     records = _records(arguments)
     document = {
         "model": run.model,
@@ -130,10 +130,10 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have the service tune the model, and serve the result if it is right and faster."""
     seconds = _seconds(arguments)
-    with started_in_service(
+    with running_in_service(
         client.socket, Tune, model=arguments.model, trials=arguments.trials, seconds=seconds
     ) as child:
-        return _searched(child, run), child.answered.published
+        return _search(child, run), child.answered.published
 
 
 def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
@@ -145,8 +145,8 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
             raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
-        with started(_farm_job(arguments, given, Path(folder)), Limits()) as child:
-            done = _searched(child, run)
+        with running_job(_farm_job(arguments, given, Path(folder)), Limits()) as child:
+            done = _search(child, run)
         if done.output is None:
             return done, None
         why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
@@ -154,7 +154,7 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
         return done, MODEL_PUBLISH.result_of(answer)
 
 
-def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
+def _search(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
     """Show the run until it ends, and return the child's result."""
     with TuningView(run) as view, stopping(child, view.stop):
         try:
@@ -201,7 +201,7 @@ def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -
     pairs = [
         ("tasks", f"{done.tuned} tuned, {done.skipped} skipped, {done.lost} lost"),
         ("trials", f"{done.trials} in {seconds_text(done.seconds)}{rate}"),
-        ("spent", spent_text(done.spent)),
+        ("spent", time_shares_text(done.spent)),
         ("failed", failures_text(done.failures) or "none"),
         ("cost model", run.ranking_text),
         ("records", str(records)),

@@ -57,7 +57,7 @@ class Topic:
         return Finding(self.name, "fail", what, remedy)
 
 
-def failed(findings: list[Finding]) -> bool:
+def has_failures(findings: list[Finding]) -> bool:
     """Return whether anything must be fixed before honed can serve."""
     return any(finding.level == "fail" for finding in findings)
 
@@ -89,14 +89,14 @@ def check_machine(readings: Readings) -> list[Finding]:
     ]
 
 
-def bound_gpu(machine: Hardware) -> GpuHardware | None:
+def gpu_with_driver(machine: Hardware) -> GpuHardware | None:
     """Return the first GPU with a driver in the kernel, systems on chip before PCI; None if there is none."""
     return next((gpu for gpu in machine.gpus if gpu.driver), None)
 
 
 def node_problem(readings: Readings, account: Account) -> tuple[str, str] | None:
     """Return why `account` cannot use the bound GPU's nodes, and what to do; None if it can."""
-    gpu = bound_gpu(readings.machine)
+    gpu = gpu_with_driver(readings.machine)
     if gpu is None:
         return None
     present = {node.path: node for node in readings.machine.nodes}
@@ -137,7 +137,7 @@ def _gpus(machine: Hardware) -> list[Finding]:
         named = f"{gpu.name} ({gpu.compatible})" if gpu.compatible else gpu.name
         if gpu.driver:
             findings.append(HARDWARE.ok(f"GPU {named} is driven by {driver_name(gpu)}"))
-        elif bound_gpu(machine) is None:
+        elif gpu_with_driver(machine) is None:
             remedy = (
                 FIRMWARE_REMEDY if "mali" in gpu.compatible else "boot a kernel with a driver for this GPU"
             )
@@ -160,7 +160,7 @@ def _nodes(readings: Readings) -> list[Finding]:
         for node in readings.machine.nodes
         if not node.openable
     ]
-    gpu = bound_gpu(readings.machine)
+    gpu = gpu_with_driver(readings.machine)
     if gpu is not None and STACK_OF_DRIVER.get(gpu.driver) and not readings.machine.nodes:
         problem = node_problem(readings, readings.user)
         if problem:
@@ -281,7 +281,7 @@ def _environment(readings: Readings) -> list[Finding]:
 
 def _mismatch(readings: Readings) -> list[Finding]:
     """Find a driver's library that does not fit the kernel's driver, or a libmali newer than it."""
-    gpu = bound_gpu(readings.machine)
+    gpu = gpu_with_driver(readings.machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""
     present = {icd.stack for icd in readings.icds} & {"libmali", "rusticl"}
     if gpu is None or not wanted or not present:
@@ -378,7 +378,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
         f"{device.compute_units} compute units, {device.memory_bytes // _MIB} MiB, "
         f"{'fp16' if device.fp16 else 'no fp16'}, driver {device.driver_version}"
     )
-    what = f"{device.kind} {_named(device.name)} on {platform}: {figures}"
+    what = f"{device.kind} {_device_name(device.name)} on {platform}: {figures}"
     if device.usable:
         return OPENCL.ok(what)
     return OPENCL.warn(
@@ -387,7 +387,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
     )
 
 
-def _named(name: str) -> str:
+def _device_name(name: str) -> str:
     """Return a device's name, with its model if the driver gives a Mali an internal name."""
     model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
@@ -397,7 +397,7 @@ def _named(name: str) -> str:
 
 def _gpu_left_out(readings: Readings) -> list[Finding]:
     """Warn that OpenCL works, but does not see the kernel's GPU."""
-    gpu = bound_gpu(readings.machine)
+    gpu = gpu_with_driver(readings.machine)
     kinds = {d.kind for p in readings.opencl.platforms for d in p.devices if d.usable}
     if gpu is None or "GPU" in kinds:
         return []
@@ -411,7 +411,7 @@ def _cause(readings: Readings) -> tuple[str, str]:
     Causes are checked in the order of use, from the kernel's driver up to the OpenCL devices.
     """
     machine = readings.machine
-    gpu = bound_gpu(machine)
+    gpu = gpu_with_driver(machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""
     stacks = {icd.stack for icd in readings.icds if icd.ended == "ok"}
     unbound = [g for g in machine.gpus if not g.driver]
@@ -450,7 +450,7 @@ def _cause(readings: Readings) -> tuple[str, str]:
 
 
 def _any_driver(readings: Readings) -> str:
-    if bound_gpu(readings.machine) is not None:
+    if gpu_with_driver(readings.machine) is not None:
         return "install the OpenCL driver of this GPU, or the CPU's: apt install pocl-opencl-icd"
     return "install a driver; one for the CPU is: apt install pocl-opencl-icd"
 
@@ -504,7 +504,7 @@ def _daemon(readings: Readings) -> list[Finding]:
     if not daemon.cpu_engine:
         what = "it has no CPU engine: models are served once they are compiled, and apps can bring none"
         findings.append(SERVICE.warn(what, "install it: apt install honed-cpu"))
-    return findings + _worker(daemon) + [_lost(device) for device in daemon.lost]
+    return findings + _worker(daemon) + [_no_worker(device) for device in daemon.lost]
 
 
 def _worker(daemon: Daemon) -> list[Finding]:
@@ -520,7 +520,7 @@ def _worker(daemon: Daemon) -> list[Finding]:
     ]
 
 
-def _lost(device: str) -> Finding:
+def _no_worker(device: str) -> Finding:
     return SERVICE.warn(
         f"it has no worker on {device}",
         "mend the device, or take it out of the configuration ('hone status' says what stands in for it)",

@@ -69,7 +69,7 @@ class AccountNames:
         """Return the account of a process with these ids."""
         return self._account(self.user(uid), uid, gids)
 
-    def named(self, name: str) -> Account | None:
+    def find(self, name: str) -> Account | None:
         """Return the account of that name as it would log in; None if there is none."""
         for uid, (user, gid) in self.users.items():
             if user == name:
@@ -244,7 +244,7 @@ def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | No
     """
     state, error = _connect(path)
     if state != "answers":
-        unit = _failed_unit() if system else ""
+        unit = _unit_failure() if system else ""
         return Daemon(socket=path, state=state, error=error, unit=unit), None
     with Client(path, timeout=_TIMEOUT) as client:
         try:
@@ -253,7 +253,7 @@ def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | No
         except PermissionDenied as denied:
             return Daemon(socket=path, state="answers", error=str(denied), version=version), None
         except HonedError as failure:
-            unit = _failed_unit() if system else ""
+            unit = _unit_failure() if system else ""
             return Daemon(socket=path, state="silent", error=str(failure), unit=unit), None
     device = status.device
     lost = (each for each in status.devices[1:] if each.worker.state == "failed")
@@ -287,7 +287,7 @@ def _connect(path: str) -> tuple[State, str]:
     return "answers", ""
 
 
-def _failed_unit() -> str:
+def _unit_failure() -> str:
     """Return why systemd's service failed, in the service's own words; "" if it did not, or is not known."""
     command = ["systemctl", "show", "--property=ActiveState,SubState,Result,StatusText", _UNIT]
     try:
@@ -372,7 +372,7 @@ def gather(
             IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
             for (file, library), (how, place, why) in zip(files, loaded, strict=True)
         )
-    service, groups = names.named("honed"), {group for group, _ in names.groups.values()}
+    service, groups = names.find("honed"), {group for group, _ in names.groups.values()}
     return Readings(
         user=names.running(uid, frozenset(gids)),
         service_user=service if service is not None and service.uid != uid else None,

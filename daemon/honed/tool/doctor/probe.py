@@ -62,10 +62,10 @@ def _library(library: str) -> ProbeAnswer:
         return ProbeAnswer(ended="failed", error=str(error))
     # The library's name may be a link to a file that says more: libmali.so.1 to
     # libmali-valhall-g610-g24p0.so.
-    return ProbeAnswer(path=_mapped(os.path.basename(library).partition(".so")[0]) or library)
+    return ProbeAnswer(path=_library_path(os.path.basename(library).partition(".so")[0]) or library)
 
 
-def _mapped(part: str) -> str:
+def _library_path(part: str) -> str:
     """Return the path of the loaded library whose file name contains `part`; "" if this process has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
@@ -85,7 +85,9 @@ def _platforms() -> ProbeAnswer:
         if error.code != _PLATFORM_NOT_FOUND:
             return ProbeAnswer(ended="failed", error=f"the OpenCL loader answered {error}")
         platforms = []
-    return ProbeAnswer(loader=_mapped("libOpenCL"), platforms=tuple(_platform(cl, p) for p in platforms))
+    return ProbeAnswer(
+        loader=_library_path("libOpenCL"), platforms=tuple(_platform(cl, p) for p in platforms)
+    )
 
 
 def _platform(cl: Any, platform: Any) -> Platform:

@@ -66,7 +66,7 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     """Return the boxes of a model; `times` are the microseconds of one launch, by kernel name."""
     readers = _readers(model)
     boxes = [
-        Box("input", t.name, "", (), (_typed(model.buffers[t.buffer]),), (), f"input {t.name}")
+        Box("input", t.name, "", (), (_buffer_type(model.buffers[t.buffer]),), (), f"input {t.name}")
         for t in model.inputs
     ]
     writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
@@ -85,7 +85,7 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     for n, one in [(n, split.parts[n]) for n in split.tail] if split is not None else ():
         edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
         made |= {t.name: [len(boxes)] for t in one.outputs}
-        boxes.append(_behind(model, n, one))
+        boxes.append(_tail_box(model, n, one))
     for output in model.model_outputs:
         edges += ((box, len(boxes)) for box in made[output.name])
         typed = f"{output.dtype} {_shape(output.shape)}"
@@ -141,11 +141,11 @@ def _box(
         steps=tuple(lines),
         notes=tuple(_notes(model, part, readers)),
         passes=tuple(passes),
-        detail="\n".join(_described(operator) for operator in part.operators),
+        detail="\n".join(_describe(operator) for operator in part.operators),
     )
 
 
-def _behind(model: CompiledModel, number: int, part: CpuPartition) -> Box:
+def _tail_box(model: CompiledModel, number: int, part: CpuPartition) -> Box:
     """Return the box of a tail partition, which the CPU engine runs after all steps.
 
     It lists the size specialisations that are compiled.
@@ -182,7 +182,7 @@ def _title(operators: Sequence[Operator]) -> str:
     return " + ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
 
 
-def _described(operator: Operator) -> str:
+def _describe(operator: Operator) -> str:
     passes = f" ({', '.join(operator.passes)})" if operator.passes else ""
     return f"{operator.op} {operator.name}{passes}"
 
@@ -213,13 +213,13 @@ def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int
     for index in written:
         buffer = model.buffers[index]
         if buffer.place == "output" or not readers.get(index, set()) <= set(part.steps):
-            yield f"= {_typed(buffer)}"
+            yield f"= {_buffer_type(buffer)}"
         yield from _views(model, index)
         if buffer.place == "prepared":
-            yield f"prepared constant {_typed(buffer)}"
+            yield f"prepared constant {_buffer_type(buffer)}"
     read = dict.fromkeys(use.buffer for use in touched if not use.writes)
     constants = [index for index in read if model.buffers[index].place == "constant"]
-    yield from (f"constant {_typed(model.buffers[index])}" for index in constants)
+    yield from (f"constant {_buffer_type(model.buffers[index])}" for index in constants)
 
 
 def _views(model: CompiledModel, index: int) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _readers(model: CompiledModel) -> dict[int, set[int]]:
     }
 
 
-def _typed(buffer: Buffer) -> str:
+def _buffer_type(buffer: Buffer) -> str:
     return f"{buffer.dtype} {_shape(buffer.shape)}"
 
 

@@ -36,7 +36,7 @@ _SECONDS: Final = 120.0  # Time limit of Graphviz
 _STYLES: Final = {"copy": "rounded,dashed,filled", "part": "rounded,filled"}
 
 
-def checked(path: Path | None) -> Path:
+def check_path(path: Path | None) -> Path:
     """Return the file to write; raise UsageError if its suffix is unknown, or Graphviz is missing."""
     if path is None:
         raise UsageError(
@@ -63,13 +63,13 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
     layout = draw(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})
     text = to_dot(layout, model, list(_facts(compiled, profile)))
     with replacing(path) as target:
-        target.write(text.encode() if path.suffix == _DOT else _drawn(text, path.suffix[1:]))
+        target.write(text.encode() if path.suffix == _DOT else _draw(text, path.suffix[1:]))
     boxes = len(layout.boxes)
     document = {"file": str(path), "boxes": boxes}
     output.emit(document, lambda console: line(console, f"{path} has the graph: {boxes} boxes."))
 
 
-def _drawn(text: str, kind: str) -> bytes:
+def _draw(text: str, kind: str) -> bytes:
     """Draw a graph with Graphviz; raise Unavailable if that fails."""
     try:
         return subprocess.run(
@@ -119,14 +119,14 @@ def to_dot(layout: GraphLayout, title: str, facts: Sequence[str]) -> str:
     longest = max((box.us for box in layout.boxes), default=0.0)
     numbered = list(enumerate(layout.boxes))
     lines = [
-        f"digraph {_quoted([title])} {{",
-        f"label={_quoted([title, *facts], ending='l')} labelloc=t labeljust=l",
+        f"digraph {_quote([title])} {{",
+        f"label={_quote([title, *facts], ending='l')} labelloc=t labeljust=l",
         'node [shape=box fontname="monospace" fontsize=10]',
     ]
     for number, (group, run) in enumerate(groupby(numbered, key=lambda pair: pair[1].group)):
         nodes = [_node(n, box, longest) for n, box in run]
         if group:
-            nodes = [f"subgraph cluster_{number} {{", f"label={_quoted([group])}", *nodes, "}"]
+            nodes = [f"subgraph cluster_{number} {{", f"label={_quote([group])}", *nodes, "}"]
         lines += nodes
     lines += (f"n{writer} -> n{reader}" for writer, reader in layout.edges)
     return "\n".join([*lines, "}\n"])
@@ -137,7 +137,7 @@ def _node(number: int, box: Box, longest: float) -> str:
     rows = [box.title, *map(_row, box.steps), *box.notes, *(f"[{name}]" for name in box.passes)]
     heat = box.us / longest if longest else 0.0
     style = _STYLES.get(box.kind, "filled")
-    label, tooltip = _quoted(rows, ending="l"), _quoted(box.detail.split("\n"))
+    label, tooltip = _quote(rows, ending="l"), _quote(box.detail.split("\n"))
     return f'n{number} [label={label} style="{style}" fillcolor="0.04 {heat:.3f} 1.0" tooltip={tooltip}]'
 
 
@@ -147,7 +147,7 @@ def _row(step: BoxLine) -> str:
     return step.text if step.us is None else f"{step.text}  {step.us:,.1f} us"
 
 
-def _quoted(rows: Sequence[str], ending: str = "n") -> str:
+def _quote(rows: Sequence[str], ending: str = "n") -> str:
     """Return rows of text as a quoted string; each row ends with `ending`, and l aligns it left."""
     shortened = (
         row if len(row) <= _MAX_LETTERS else row[: _MAX_LETTERS - 1] + "…" for row in map(clean, rows)

@@ -34,7 +34,7 @@ def worker_text(worker: WorkerStatus) -> str:
     return f"{worker.state}{restarts}{reason}"
 
 
-def shown(device: DeviceStatus) -> str:
+def device_name(device: DeviceStatus) -> str:
     """Return a device's full name, or what it is called in the configuration."""
     return str(device.spec or device.name or "the best device")
 
@@ -47,7 +47,7 @@ def devices_table(devices: Sequence[DeviceStatus]) -> Table:
         away = (f"{name} (elsewhere until it is back)" for name in each.away)
         waiting, models = str(each.queue.waiting), ", ".join([*each.models, *away])
         engine = engine_name(each.engine)
-        rows.append((shown(each), engine, part, worker_text(each.worker), waiting, models))
+        rows.append((device_name(each), engine, part, worker_text(each.worker), waiting, models))
     return table(("device", "engine", "", "worker", ">waiting", "models"), rows)
 
 
@@ -59,7 +59,7 @@ def placement_text(placement: ModelPlacement) -> str:
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
     """Return rows on idleness and the lease: its holder, its grants, and how fast tuners released it."""
-    rows = [("idle", "yes" if idle.idle else f"no: {idle.why}"), ("lease", _held(lease))]
+    rows = [("idle", "yes" if idle.idle else f"no: {idle.why}"), ("lease", _lease_text(lease))]
     if lease.granted:
         late = f", {lease.overdue} too late" if lease.overdue else ""
         rows.append(
@@ -75,7 +75,7 @@ def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
     return rows
 
 
-def _held(lease: LeaseStatus) -> str:
+def _lease_text(lease: LeaseStatus) -> str:
     holder = lease.holder
     waiting = f"; {lease.waiting} waiting for it" if lease.waiting else ""
     if holder is None:
