@@ -36,7 +36,7 @@ from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.search.sketches.attention import attention_of
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 
 _TURNS = 41
 Shapes = Mapping[str, tuple[int, ...]]
@@ -93,7 +93,7 @@ def _profiles() -> dict[str, DeviceProfile]:
     limits = replace(pocl.limits, max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64))
     limits = replace(limits, local_mem_bytes=48 << 10, compute_units=64)
     gpu = replace(pocl, limits=limits, rules=rules_for(FAMILIES["gpu"], limits))
-    return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
+    return {"PoCL": pocl, "Mali-G610": bench_profile("mali-g610"), "GPU": gpu}
 
 
 def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:

@@ -20,7 +20,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.workload import parameters
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from honed.valhall.compiler import ROOT, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.judge import JudgedLaunch, MachineCodeJudge
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=f"of the offline compiler ({ROOT})")
     parser.add_argument("--draws", type=int, default=8, help="schedules drawn from each sketch (8)")
     options = parser.parse_args()
-    profile, found = predicted("mali-g610"), list[Program]()
+    profile, found = bench_profile("mali-g610"), list[Program]()
     with OfflineCompiler(options.root) as compiler:
         for family, name, precision, text in TASKS:
             one = _extracted(text, precision, profile)

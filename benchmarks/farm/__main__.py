@@ -99,7 +99,7 @@ def _replay(recording: Recording, farm: RunningFarm, folder: Path, count: int, s
         place.mkdir(exist_ok=True)
         workloads[task] = rows.workload_in(place, rows.unpack(rows.BoardMemory, memory))
     measurer.load(workloads[recording.batches[0].task])
-    while measurer.joined < count:
+    while measurer.board_count < count:
         measurer.settle()
     best, began = dict(recording.defaults), time.monotonic()
     curve, judged, ready = [(0.0, recording.total(best))], 0, began

@@ -99,7 +99,7 @@ class Recorder:
 
     def came(self, seconds: float) -> BoardAnswer | None:
         """Return the board's answer, and record seconds of loading or the ruling."""
-        came = self._boards.came(seconds)
+        came = self._boards.next_answer(seconds)
         if came is None or came.data is None:
             return came
         if came.number in self._loads:

@@ -15,7 +15,7 @@ from typing import cast
 from honed.farm import rows
 from honed.farm.board import DEPTH, FarmBoard, serve
 from honed.machine import profilefile
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 
 from .recorded import Recording, kept, steady
 
@@ -31,7 +31,7 @@ class StandIn:
 
     def greet(self) -> rows.Greeting:
         """Describe a device, the same for all stand-ins."""
-        profile = profilefile.to_dict(predicted("mali-g610"))
+        profile = profilefile.to_dict(bench_profile("mali-g610"))
         return rows.Greeting(
             version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
         )

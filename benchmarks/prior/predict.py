@@ -21,14 +21,14 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.records.verdict import StoredOutcome, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from honed.valhall.compiler import ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
 
 from .schedules import Tried, record, schedules
 from .zoo import add_kinds, write
 
-_ARM = predicted("mali-g610")
+_ARM = bench_profile("mali-g610")
 _Item = TypeVar("_Item")
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     add_kinds(parser)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    mesa = predicted("mali-g610", options.judge)
+    mesa = bench_profile("mali-g610", options.judge)
     devices = [mesa] if mesa.driver is DriverClass.MESA_26 else [mesa, _ARM]
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -21,7 +21,7 @@ from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.parts import blocks, part_of, reads_along
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from honed.valhall.compiler import ROOTS
 
 from .hand import Product
@@ -66,7 +66,7 @@ class BenchTask:
 
 def profile(judge: str = "") -> DeviceProfile:
     """Return the Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
-    return predicted("mali-g610", judge if judge in ROOTS else "")
+    return bench_profile("mali-g610", judge if judge in ROOTS else "")
 
 
 def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:

@@ -36,7 +36,7 @@ from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, for_driver, ranking, scores
 from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
-from honed.valhall.bench import BENCHES, predicted
+from honed.valhall.bench import BENCHES, bench_profile
 
 LEAST_TASKS = 5  # Minimum tasks to judge a prior by
 LEAST_CANDIDATES = 8  # Minimum candidates of a task for judging
@@ -177,7 +177,9 @@ def samples(
             left_out[UNFIT] += 1
             continue
         (of_driver,) = for_driver(features[np.newaxis], drivers[task])
-        rows.append((of_driver, seconds, task, workloads[task], replayed.ruled(workloads[task], features)))
+        rows.append(
+            (of_driver, seconds, task, workloads[task], replayed.is_by_rule(workloads[task], features))
+        )
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
     return (
         Samples(
@@ -224,7 +226,7 @@ class _Replayed:
                 self._features[key] = features_of(schedule.mod["main"], self._profile)
         return self._features[key]
 
-    def ruled(self, workload: str, features: Array) -> bool:
+    def is_by_rule(self, workload: str, features: Array) -> bool:
         """Return whether these are the features of the default rule's schedule."""
         if workload not in self._rules:
             found = by_rule(self._functions[workload], target_for(self._profile), self._profile)
@@ -233,7 +235,7 @@ class _Replayed:
         return rule is not None and np.array_equal(rule, features)
 
 
-def learned(samples: Samples) -> xgboost.Booster:
+def train_prior(samples: Samples) -> xgboost.Booster:
     """Return a prior; equal samples give equal priors."""
     data = xgboost.DMatrix(samples.features, label=samples.scores(), nthread=1)
     return xgboost.train(_PARAMETERS, data, num_boost_round=_ROUNDS)
@@ -244,7 +246,7 @@ def better(tasks: list[LearnedTask]) -> bool:
     return mean(one.prior for one in tasks) > mean(one.without for one in tasks)
 
 
-def held_out(samples: Samples) -> list[LearnedTask]:
+def judge_held_out(samples: Samples) -> list[LearnedTask]:
     """Judge each task of enough candidates by a prior that saw none of its workload on any device."""
     found: list[LearnedTask] = []
     workloads = np.unique(samples.workloads)
@@ -253,7 +255,7 @@ def held_out(samples: Samples) -> list[LearnedTask]:
         out = np.isin(samples.workloads, workloads[fold::folds])
         if out.all():
             break
-        mine, booster = samples.where(out), learned(samples.where(~out))
+        mine, booster = samples.where(out), train_prior(samples.where(~out))
         predicted, scores = booster.predict(xgboost.DMatrix(mine.features, nthread=1)), mine.scores()
         for task in np.unique(mine.tasks):
             of_task = np.flatnonzero(mine.tasks == task)
@@ -287,7 +289,7 @@ def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
     lines = chain.from_iterable(records(path) for path in found)
     gathered, left_out = samples(lines, known, profile, emit)
     emit(events.Stage(stage="learn", fraction=0.0, text=f"learn from {len(gathered)} candidates"))
-    tasks = held_out(gathered)
+    tasks = judge_held_out(gathered)
     if len(tasks) < LEAST_TASKS:
         reasons = "".join(f"; {count} are {why}" for why, count in left_out.most_common())
         raise InvalidArgument(
@@ -299,7 +301,7 @@ def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
         made = PriorFile(
             family=profile.rules.family,
             knows_rules=gathered.knows_rules,
-            model=bytes(learned(gathered).save_raw("ubj")),
+            model=bytes(train_prior(gathered).save_raw("ubj")),
         )
         with replacing(job.output) as file:
             file.write(made.written())
@@ -321,7 +323,7 @@ def _profile(job: commands.Learn) -> DeviceProfile:
     if job.bench is not None:
         if job.bench not in BENCHES:
             raise InvalidArgument(f"there is no bench {job.bench!r}; there is {', '.join(BENCHES)}")
-        return predicted(job.bench)
+        return bench_profile(job.bench)
     return profilefile.load(job.profile) if job.profile else devices.select(job.device).profile
 
 

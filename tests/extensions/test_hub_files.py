@@ -112,7 +112,7 @@ def test_a_secret_key_is_its_owners_and_never_overwritten(tmp_path: Path) -> Non
 
 @given(INDEXES)
 def test_an_index_comes_back(index: BoardIndex) -> None:
-    assert indexes.read_index(indexes.written(index), NOW) == index
+    assert indexes.read_index(indexes.file_bytes(index), NOW) == index
 
 
 @given(
@@ -162,8 +162,8 @@ def test_whom_a_keyring_names_is_trusted_until_revoked() -> None:
 def test_what_is_withdrawn_does_not_depend_on_the_order(found: list[BoardIndex], random: Any) -> None:
     other = list(found)
     random.shuffle(other)
-    withdrawn = indexes.withdrawn_by_several(found, 2)
-    assert withdrawn == indexes.withdrawn_by_several(other, 2)
+    withdrawn = indexes.several_withdrawals(found, 2)
+    assert withdrawn == indexes.several_withdrawals(other, 2)
     for one in withdrawn:
         assert sum(one in index.withdrawn for index in found) >= 2
 
@@ -181,12 +181,12 @@ def record(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_a_boards_own_stays_there() -> None:
-    data = objects.packed([objects.shared(record())])
+    data = objects.pack([objects.shareable_part(record())])
     text = gzip.decompress(data).decode()
     for own in ("secret", "/home", "kernel log", "my-board", "12345"):
         assert own not in text
-    assert data == objects.packed([objects.shared(record())])
-    (line,) = (each for each in objects.unpacked(data) if each)
+    assert data == objects.pack([objects.shareable_part(record())])
+    (line,) = (each for each in objects.unpack(data) if each)
     hint, schedule = objects.hint(line, "attic")
     read = json.loads(hint)
     assert read["compiler"] == "tvm 1, lowering 2, by attic"
@@ -198,25 +198,25 @@ def test_what_is_a_boards_own_stays_there() -> None:
 @given(st.lists(st.binary(max_size=50).filter(lambda line: b"\n" not in line and line), max_size=30))
 def test_lines_come_out_as_they_went_in(lines: list[bytes]) -> None:
     data = gzip.compress(b"".join(line + b"\n" for line in lines))
-    assert [line for line in objects.unpacked(data) if line] == lines
+    assert [line for line in objects.unpack(data) if line] == lines
 
 
 def test_files_that_grow_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "MAX_RAW_BYTES", 3 << 20)
     with pytest.raises(InvalidArgument, match="more than 3 MiB"):
-        list(objects.unpacked(gzip.compress((b"x" * 999 + b"\n") * (4 << 10))))
+        list(objects.unpack(gzip.compress((b"x" * 999 + b"\n") * (4 << 10))))
     with pytest.raises(InvalidArgument, match="a record of more than 1 MiB"):
-        list(objects.unpacked(gzip.compress(bytes(2 << 20))))
+        list(objects.unpack(gzip.compress(bytes(2 << 20))))
     many = gzip.compress(b"{}\n" * (objects.MAX_RECORDS + 1))
     with pytest.raises(InvalidArgument, match="50000 records"):
-        list(objects.unpacked(many))
+        list(objects.unpack(many))
 
 
 @given(st.binary(max_size=100))
 def test_damage_is_told(data: bytes) -> None:
     whole = gzip.compress(b"line\n" * 9)
     with pytest.raises(InvalidArgument, match=r"damaged|cut off"):
-        list(objects.unpacked(whole[: len(whole) // 2] + data))
+        list(objects.unpack(whole[: len(whole) // 2] + data))
     with pytest.raises(InvalidArgument, match="not the file that the index names"):
         objects.check(whole, "0" * 64)
 

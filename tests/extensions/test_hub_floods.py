@@ -39,7 +39,7 @@ def repeated(block: bytes, times: int) -> bytes:
 
 def records(workload: str) -> bytes:
     """A thousand lines of records, as they lie in a hub."""
-    traces = (objects.shared(of(workload=workload, trace=f"[{n}]" * 20)) for n in range(1000))
+    traces = (objects.shareable_part(of(workload=workload, trace=f"[{n}]" * 20)) for n in range(1000))
     return b"".join(json.dumps(each).encode() + b"\n" for each in traces)
 
 
@@ -65,7 +65,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def test_the_files_of_this_test_are_what_they_should_be() -> None:
-    assert list(objects.unpacked(repeated(b"a\nb\n", 3))) == [b"a", b"b"] * 3
+    assert list(objects.unpack(repeated(b"a\nb\n", 3))) == [b"a", b"b"] * 3
     assert zlib.decompress(repeated(records("w"), 2), wbits=31) == records("w") * 2
 
 
@@ -73,7 +73,7 @@ def test_a_million_records_are_taken_in_parts_and_leave_room_for_others(hub: Pat
     """Of a key that has signed them: twenty files, as many records as each may have, over HTTP."""
     blocks = (records(f"w{n}") for n in range(MILLION // objects.MAX_RECORDS))
     files = [repeated(block, objects.MAX_RECORDS // 1000) for block in blocks]
-    signed(hub, indexes.written(index(*(put(hub, data, records=objects.MAX_RECORDS) for data in files))))
+    signed(hub, indexes.file_bytes(index(*(put(hub, data, records=objects.MAX_RECORDS) for data in files))))
     with counting(hub) as (url, asked):
         done = pulled(url, 3)
     share = pulling.MAX_SOURCE_RECORDS
@@ -90,7 +90,7 @@ def test_a_million_records_are_taken_in_parts_and_leave_room_for_others(hub: Pat
 def test_a_file_of_a_million_records_is_left(hub: Path, claimed: int) -> None:
     """Whether its index says so or not; nothing of it is taken, and it costs no more than its first part."""
     data = repeated(records("w"), MILLION // 1000)
-    signed(hub, indexes.written(index(put(hub, data, records=claimed))))
+    signed(hub, indexes.file_bytes(index(put(hub, data, records=claimed))))
     done = pulled(str(hub), 2)
     told = {MILLION: "more records or bytes than a file may", 10: "more records than the index says"}
     first, second = done["pulls"]
@@ -102,10 +102,12 @@ def test_a_file_of_a_million_records_is_left(hub: Path, claimed: int) -> None:
 
 def test_a_file_that_unpacks_to_far_more_than_it_may_is_left(hub: Path) -> None:
     """Records as large as may be, 400 MiB in less than one."""
-    line = json.dumps(objects.shared(of(trace="x" * (objects.MAX_LINE_BYTES - 1000)))).encode() + b"\n"
+    line = (
+        json.dumps(objects.shareable_part(of(trace="x" * (objects.MAX_LINE_BYTES - 1000)))).encode() + b"\n"
+    )
     data = repeated(line, 400)
     assert len(data) < 1 << 20
-    signed(hub, indexes.written(index(put(hub, data, records=objects.MAX_RECORDS))))
+    signed(hub, indexes.file_bytes(index(put(hub, data, records=objects.MAX_RECORDS))))
     (pull,) = (done := pulled(str(hub)))["pulls"]
     assert "more than 128 MiB" in pull["problems"]["attic"]
     assert pull["taken"] == {"attic": 0, "cellar": 1}
@@ -118,7 +120,7 @@ def test_a_file_that_unpacks_to_far_more_than_it_may_is_left(hub: Path) -> None:
 )
 def test_millions_of_lines_of_garbage_are_left(hub: Path, block: bytes) -> None:
     block, times = (block * 1000, 5000) if len(block) < 1000 else (block, 500)
-    signed(hub, indexes.written(index(put(hub, repeated(block, times), records=objects.MAX_RECORDS))))
+    signed(hub, indexes.file_bytes(index(put(hub, repeated(block, times), records=objects.MAX_RECORDS))))
     done = pulled(str(hub))
     (pull,) = done["pulls"]
     assert pull["problems"].keys() == {"attic"}
@@ -130,7 +132,7 @@ def test_millions_of_lines_of_garbage_are_left(hub: Path, block: bytes) -> None:
 def test_an_index_of_a_million_things_is_left(hub: Path, what: str) -> None:
     """Signed rightly: 4 MiB of it are read and parsed at the most."""
     entry, room = json.dumps(strict.to_plain(put(hub, b"x"))).encode(), indexes.MAX_INDEX_BYTES - 1000
-    start = indexes.written(index())[:-2].rstrip()
+    start = indexes.file_bytes(index())[:-2].rstrip()
 
     def listing(name: bytes, one: bytes, count: int) -> bytes:
         return start + b', "' + name + b'": [' + b",".join([one] * count) + b"]}"

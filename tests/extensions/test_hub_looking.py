@@ -232,7 +232,7 @@ def test_what_is_kept_is_checked_like_what_comes_from_the_hub(hub: Path) -> None
     kept = board.shelf.files[file]
     forged = kept.text.replace('"records": 1', '"records": 2')
     overview = Overview(honed_hub=1, indexes={ATTIC.public.name: objects.sha256(forged.encode())})
-    (hub / indexes.OVERVIEW).write_bytes(indexes.written(overview))
+    (hub / indexes.OVERVIEW).write_bytes(indexes.file_bytes(overview))
     board.shelf.put(file, replace(kept, text=forged))
     found = looking.look(
         board.store, board.trusted, board.owner, board.memory, board.shelf, NOW, own=CELLAR.public

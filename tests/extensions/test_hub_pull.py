@@ -202,7 +202,7 @@ def test_files_that_are_not_what_the_index_names_are_told_and_fetched_again(hub:
     (file,) = (hub / indexes.folder(ATTIC.public)).glob("*.gz")
     whole = file.read_bytes()
     board = Machine(hub, attic=ATTIC)
-    for data in (whole[:50], objects.packed([objects.shared(of(trace="[666]"))])):
+    for data in (whole[:50], objects.pack([objects.shareable_part(of(trace="[666]"))])):
         file.write_bytes(data)
         assert "changed or cut off" in board.problems()["attic"]
     file.unlink()
@@ -302,7 +302,7 @@ def test_a_hub_that_is_away_is_told() -> None:
 def test_a_file_that_takes_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_web, "WHOLE_SECONDS", 0.0)
     with pytest.raises(Unavailable, match="took more than"):
-        hub_web.bounded(lambda _: b"x", 1000, "slow")
+        hub_web.read_bounded(lambda _: b"x", 1000, "slow")
 
 
 def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
@@ -384,7 +384,7 @@ def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytes
 
 
 def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
-    data = objects.packed([{"honed_records": 1}])
+    data = objects.pack([{"honed_records": 1}])
     entry = indexes.IndexedFile(
         sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
@@ -394,7 +394,7 @@ def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
     )
     store = remote.store(str(hub))
     store.write(indexes.object_file(ATTIC.public, entry.sha256), data)
-    pushing.write_signed(store, indexes.index_file(ATTIC.public), indexes.written(index), ATTIC)
+    pushing.write_signed(store, indexes.index_file(ATTIC.public), indexes.file_bytes(index), ATTIC)
     board = Machine(hub, attic=ATTIC)
     assert "no record" in board.problems()["attic"]
     assert not board.problems()  # it will not change

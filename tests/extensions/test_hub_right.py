@@ -173,7 +173,7 @@ def test_it_pushes_and_pulls(
     )
     take_in_as_root(service, banned)
     machine.take_in(hub, spec(hub), [hint(measured("theirs"))])
-    lines = {(line["workload"], line["trace"]) for line in machine.measured(hub)}
+    lines = {(line["workload"], line["trace"]) for line in machine.export_measurements(hub)}
     assert {("mine", "[1]"), ("mine", "[9]")} <= lines
     assert ("mine", "[5]") not in lines, "of each task the best"
     assert not {workload for workload, _ in lines} & {"theirs", "w1", "w3"}
@@ -192,6 +192,6 @@ def test_it_pushes_and_pulls(
 def test_what_honed_hub_asks_besides(hub: Client) -> None:
     assert hub.ask(methods.METRICS) is not None
     assert machine.models(hub) == frozenset()
-    assert machine.withdrawn(hub) == []
+    assert machine.find_withdrawn(hub) == []
     assert isinstance(next(iter(machine.devices(hub))), DeviceIdentity)
     assert HubConfig.of(hub.ask(methods.CONFIG_SHOW)).url == ""

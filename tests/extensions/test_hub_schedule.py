@@ -73,19 +73,19 @@ def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
     memory, now, asked = HubState(), NOW, 0
     while now < NOW + 24 * HOUR:
         if schedule.due(SETTINGS, memory, VIEW, now, 0.5) is not None:
-            schedule.failed(memory, "pull: http://hub cannot be read", now, 0.5)
+            schedule.record_failure(memory, "pull: http://hub cannot be read", now, 0.5)
             asked += 1
         now += 60.0
     assert 8 <= asked <= 12
     assert memory.problem.startswith("pull: ")
-    schedule.done(memory)
+    schedule.record_success(memory)
     assert (memory.failures, memory.retry_s, memory.problem) == (0, 0.0, "")
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1))
 def test_no_wait_is_longer_than_six_hours(failures: int, chance: float) -> None:
     memory = HubState(failures=failures)
-    schedule.failed(memory, "", NOW, chance)
+    schedule.record_failure(memory, "", NOW, chance)
     assert 0 < memory.retry_s - NOW <= 6 * HOUR
 
 
@@ -97,7 +97,7 @@ def test_a_clock_set_back_holds_nothing_up(
     view, then = replace(VIEW, idle=idle, tuning=tuning), NOW - back - 1
     assert schedule.due(SETTINGS, remembered(), view, then, chance) is HubAction.PULL
     memory = HubState(failures=failures)
-    schedule.failed(memory, "pull: the hub is away", NOW, chance)
+    schedule.record_failure(memory, "pull: the hub is away", NOW, chance)
     told = [schedule.due(SETTINGS, memory, view, now, chance) for now in (then, then + 6 * HOUR)]
     assert HubAction.PULL in told
 
@@ -136,7 +136,7 @@ def test_machines_that_fail_together_come_back_apart(chances: list[float], failu
     waits = []
     for chance in chances:
         memory = HubState(failures=failures)
-        schedule.failed(memory, "", NOW, chance)
+        schedule.record_failure(memory, "", NOW, chance)
         waits.append(memory.retry_s - NOW)
     longest = min(300.0 * 2**failures, 6 * HOUR)
     assert all(longest / 2 <= wait <= longest for wait in waits)
@@ -201,4 +201,4 @@ def test_one_command_at_a_time(tmp_path: Path) -> None:
         memory.trials = 3
         with pytest.raises(Unavailable, match="another command"), place.changing():
             pass
-    assert place.remembered().trials == 3
+    assert place.read_state().trials == 3

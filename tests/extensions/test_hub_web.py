@@ -176,8 +176,8 @@ def test_a_redirection_on_the_same_server_is_followed_and_not_for_ever() -> None
 
 
 def test_tls_may_be_led_to_and_not_away_from() -> None:
-    assert web._followed("http://hub/a", "https://hub/a") == "https://hub/a"
-    assert web._followed("http://hub:80/a", "https://hub:443/a") == "https://hub:443/a"
+    assert web._follow_redirect("http://hub/a", "https://hub/a") == "https://hub/a"
+    assert web._follow_redirect("http://hub:80/a", "https://hub:443/a") == "https://hub:443/a"
     for before, after in (
         ("https://hub/a", "http://hub/a"),
         ("http://hub:8080/a", "https://hub/a"),
@@ -185,7 +185,7 @@ def test_tls_may_be_led_to_and_not_away_from() -> None:
         ("http://hub/a", "https://hub@other/a"),
     ):
         with pytest.raises(InvalidArgument, match="another server"):
-            web._followed(before, after)
+            web._follow_redirect(before, after)
 
 
 def test_the_body_of_a_redirection_or_an_error_is_not_read() -> None:

@@ -17,7 +17,7 @@ from honed.machine.families import FAMILIES, DriverClass, driver_class, family_o
 from honed.machine.files import gpu_hz
 from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.pocl import ALL, ONE, two_drivers
 from tests.runtime.builder import PROFILE
 
@@ -146,9 +146,9 @@ def test_drivers_of_malis_are_told_apart_by_what_they_report(
 
 
 def test_benches_stand_for_a_class_of_drivers() -> None:
-    assert predicted("mali-g610").driver is DriverClass.ARM
-    assert predicted("mali-g610", "25.0").driver is DriverClass.MESA
-    assert predicted("mali-g610", "26.2").driver is DriverClass.MESA_26
+    assert bench_profile("mali-g610").driver is DriverClass.ARM
+    assert bench_profile("mali-g610", "25.0").driver is DriverClass.MESA
+    assert bench_profile("mali-g610", "26.2").driver is DriverClass.MESA_26
 
 
 def test_the_clock_is_that_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

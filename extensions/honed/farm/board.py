@@ -31,11 +31,11 @@ from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimi
 from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Verdict
-from honed.valhall.bench import BenchMeasurer, predicted
+from honed.valhall.bench import BenchMeasurer, bench_profile
 from honed.valhall.compiler import OfflineCompiler
 
 from . import rows
-from .scheduler import NOWHERE, SETTINGS, checked, quiet, security, stopping
+from .scheduler import NOWHERE, SETTINGS, check_address, quiet, security, stopping
 
 PATIENCE_SECONDS = 5.0  # Time that a board waits for its lease before it gives a candidate back
 _AWAY_SECONDS = 10.0  # Time that the board then gets no candidates
@@ -179,7 +179,7 @@ class BenchBoard:
         """Own `compiler`, which makes `threads` programs at a time."""
         self.threads = threads
         self._bench = bench
-        self._profile = predicted(bench)
+        self._profile = bench_profile(bench)
         self._compiler = compiler
         self._lock = threading.Lock()  # Guards the workload
         self._workload: Workload | None = None
@@ -304,9 +304,9 @@ _RETRY_SECONDS = 5.0  # Time between tries while no scheduler answers
 def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[[str], None]) -> None:
     """Judge with `board` what the farm at `url` requests, until SIGINT or SIGTERM; then close it.
 
-    If the scheduler disappears, wait for it. Raises what `checked` and `security` raise.
+    If the scheduler disappears, wait for it. Raises what `check_address` and `security` raise.
     """
-    url = checked(url)
+    url = check_address(url)
     member = _Member(url, security(url, certificates), board, tell)
     PLACE.board = board
     quiet()

@@ -19,7 +19,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, Unavailable
 
 from . import board, rows
-from .scheduler import SETTINGS, checked, quiet, security
+from .scheduler import SETTINGS, check_address, quiet, security
 
 _CONNECT_SECONDS = 15.0
 _ANSWER_SECONDS = 20.0  # Time for fetching an answer: Dask would wait for ever if the board is gone
@@ -49,7 +49,7 @@ class DaskBoards:
         Raises InvalidArgument, NotFound (see `security`), and Unavailable if no scheduler answers.
         """
         quiet()
-        url = checked(url)
+        url = check_address(url)
         self._settings = dask.config.set(SETTINGS)
         try:
             self._client: Any = Client(
@@ -102,7 +102,7 @@ class DaskBoards:
         """Call `board.settle`; return the number of its answer."""
         return self._call(address, board.settle)
 
-    def came(self, seconds: float) -> BoardAnswer | None:
+    def next_answer(self, seconds: float) -> BoardAnswer | None:
         """Return the next answer of any board; None if none arrives within `seconds`."""
         while True:
             try:
@@ -179,14 +179,14 @@ def join(choice: FarmChoice) -> JoinedFarm:
     """
     boards = DaskBoards(choice.url, choice.certificates)
     try:
-        profile, depth = chosen(_greetings(boards), choice)
+        profile, depth = choose_device(_greetings(boards), choice)
     except HonedError:
         boards.close()
         raise
     return JoinedFarm(boards=boards, profile=profile, depth=depth)
 
 
-def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
+def choose_device(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
     """Return the profile of the one device that fits, and how many candidates its boards accept at once.
 
     The profile has the best peaks of its boards. Raises DeviceError if no device fits, or several.
@@ -199,7 +199,7 @@ def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DevicePr
     for profile, _ in profiles:
         devices[profile.identity] = _better(devices.get(profile.identity), profile)
     if not devices:
-        there = ", ".join(sorted({_named(g) for g in greetings})) or "nobody"
+        there = ", ".join(sorted({_board_name(g) for g in greetings})) or "nobody"
         raise DeviceError(f"no board of the farm fits; there is {there}: start `hone farm worker` on one")
     if len(devices) > 1:
         names = ", ".join(sorted(f"{i.name} (driver {i.driver_version})" for i in devices))
@@ -214,7 +214,7 @@ def _better(known: DeviceProfile | None, found: DeviceProfile) -> DeviceProfile:
     return replace(known, peaks=roofline.higher(known.peaks, found.peaks))
 
 
-def _named(greeting: rows.Greeting) -> str:
+def _board_name(greeting: rows.Greeting) -> str:
     what = f"the bench of {greeting.bench}" if greeting.bench else "a board"
     return f"{what} on {greeting.host} (honed {greeting.honed})"
 
@@ -229,7 +229,7 @@ def _greetings(boards: DaskBoards) -> list[rows.Greeting]:
         present = boards.present()
         calls |= {boards.greet(address) for address in present - asked}
         asked |= present
-        came = boards.came(0.5)
+        came = boards.next_answer(0.5)
         if came is None or came.number not in calls:
             continue
         calls.discard(came.number)

@@ -75,9 +75,9 @@ def worker(job: FarmWorker, emit: Emit) -> Done:
     from honed.valhall.compiler import ROOT, OfflineCompiler
 
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
-    from .scheduler import checked, security
+    from .scheduler import check_address, security
 
-    security(checked(job.url), job.certificates)  # Fail before the device is measured
+    security(check_address(job.url), job.certificates)  # Fail before the device is measured
 
     def tell(text: str) -> None:
         emit(events.Note(text=text))

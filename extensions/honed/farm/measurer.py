@@ -106,7 +106,7 @@ class FarmMeasurer:
         self._boards.close()
 
     @property
-    def joined(self) -> int:
+    def board_count(self) -> int:
         """Number of boards that judge candidates."""
         return len(self._list.boards)
 
@@ -194,9 +194,9 @@ class FarmMeasurer:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:  # The list grows while it is read
-            actions += self._done(action)
+            actions += self._perform(action)
 
-    def _done(self, action: Action) -> list[Action]:
+    def _perform(self, action: Action) -> list[Action]:
         match action:
             case LoadBoardTask(board=board, task=task):
                 number = self._boards.load(board, self._memory)
@@ -204,7 +204,7 @@ class FarmMeasurer:
             case AssignCandidate(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
-                self._settled(*self._rulings.pop(ticket), name, board, ratio)
+                self._record_verdict(*self._rulings.pop(ticket), name, board, ratio)
             case BoardBlame(candidate=name, deaths=deaths):
                 reason = f"{deaths} boards left the farm while they ran it"
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
@@ -232,7 +232,7 @@ class FarmMeasurer:
         self._calls[number] = board, partial(self._take_ruling, board, ticket)
         return []
 
-    def _settled(
+    def _record_verdict(
         self, verdict: Verdict, phases: Mapping[str, float], name: str, board: str, ratio: float
     ) -> None:
         asked, host = self._asked[name], self._hosts[board]
@@ -249,7 +249,7 @@ class FarmMeasurer:
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look()
-        came = self._boards.came(_LOOK_SECONDS)
+        came = self._boards.next_answer(_LOOK_SECONDS)
         if came is not None:
             self._heard = self._clock()
             if came.number in self._calls:
@@ -299,10 +299,10 @@ class FarmMeasurer:
         if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
                 self.rate = answer.rate
-            self._do(self._list.loaded(board, task, self._clock()))
+            self._do(self._list.record_load(board, task, self._clock()))
         else:
             away = self._put_off(board, answer)
-            self._do(self._list.loaded(board, None, self._clock(), away=away))
+            self._do(self._list.record_load(board, None, self._clock(), away=away))
 
     def _take_settled(self, came: BoardAnswer) -> None:
         answer = _answer(came)
@@ -314,7 +314,7 @@ class FarmMeasurer:
         try:
             if not isinstance(answer, rows.BoardVerdict):
                 raise InvalidArgument("it is no ruling")
-            verdict = _checked(answer)
+            verdict = _check_ruling(answer)
         except InvalidArgument as error:
             put_off = answer if isinstance(answer, rows.BoardBusy) else _unfit(str(error))
             away, now = self._put_off(board, put_off), self._clock()
@@ -323,7 +323,7 @@ class FarmMeasurer:
         self._complained.pop(board, None)
         self._faults += rows.stories(answer.faults)
         self._rulings[ticket] = verdict, answer.phases
-        self._do(self._list.judged(ticket, verdict.yardstick_s, self._clock()))
+        self._do(self._list.accept_verdict(ticket, verdict.yardstick_s, self._clock()))
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
@@ -353,7 +353,7 @@ def _unfit(why: str) -> rows.BoardBusy:
     return rows.BoardBusy(why=why, seconds=_BROKEN_SECONDS, reload=True)
 
 
-def _checked(ruling: rows.BoardVerdict) -> Verdict:
+def _check_ruling(ruling: rows.BoardVerdict) -> Verdict:
     """Return the verdict of a ruling; raise InvalidArgument if it is not possible."""
     verdict = rows.verdict_of(ruling)
     check_verdict(verdict)

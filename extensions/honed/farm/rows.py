@@ -114,7 +114,7 @@ def pack(row: object) -> bytes:
 
 def unpack(kind: type[R], data: bytes) -> R:
     """Return the row in the data; raise InvalidArgument for data that is no row."""
-    return _checked(kind, _plain(data))
+    return _decode(kind, _plain(data))
 
 
 def answer(data: bytes) -> Answer:
@@ -123,7 +123,7 @@ def answer(data: bytes) -> Answer:
     if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in _ANSWERS:
         raise InvalidArgument("a board answered something that is no answer; compare versions")
     name, body = next(iter(plain.items()))
-    return _checked(_ANSWERS[name], body)
+    return _decode(_ANSWERS[name], body)
 
 
 def _plain(data: bytes) -> object:
@@ -135,7 +135,7 @@ def _plain(data: bytes) -> object:
         raise InvalidArgument(f"a row is no MessagePack ({error}); compare versions") from error
 
 
-def _checked(kind: type[R], plain: object) -> R:
+def _decode(kind: type[R], plain: object) -> R:
     try:
         return from_plain(kind, plain, where=kind.__name__.lower())
     except ValueError as error:
@@ -146,7 +146,7 @@ def memory_of(workload: Workload, search: str) -> BoardMemory:
     """Return a task's row, with all files in its folder."""
     return BoardMemory(
         search=search,
-        workload=_paired(workload, "parameters"),
+        workload=_with_pairs(workload, "parameters"),
         files={name: (workload.folder / name).read_bytes() for name in _files(workload)},
     )
 
@@ -167,7 +167,7 @@ def workload_in(folder: Path, memory: BoardMemory) -> Workload:
 
 def candidate_map(candidate: Candidate) -> Map:
     """Return a candidate as the map that a trial has."""
-    return _paired(candidate, "inner")
+    return _with_pairs(candidate, "inner")
 
 
 def candidate_of(trial: FarmTrial) -> Candidate:
@@ -184,14 +184,14 @@ def _files(workload: Workload) -> list[str]:
     return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
 
 
-def _paired(value: Workload | Candidate, memory: str) -> Map:
+def _with_pairs(value: Workload | Candidate, memory: str) -> Map:
     """Return a map of the value, in which the field `memory` has pairs of type and shape."""
     plain: Map = to_plain(value)
     return plain | {memory: [[each["dtype"], each["shape"]] for each in plain[memory]]}
 
 
 def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
-    """Return the value of a map, in which the field `memory` is as in `_paired`."""
+    """Return the value of a map, in which the field `memory` is as in `_with_pairs`."""
     try:
         pairs = {memory: [{"dtype": name, "shape": shape} for name, shape in plain[memory]]} if memory else {}
         return from_plain(kind, plain | pairs, where=what, unknown_ignored=True)

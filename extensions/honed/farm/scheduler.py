@@ -27,7 +27,7 @@ SETTINGS = {
 NOWHERE = "127.0.0.1:0"  # Address of Dask's web page, which is not used
 
 
-def checked(url: str) -> str:
+def check_address(url: str) -> str:
     """Return the address of a scheduler, with its port: `tls://HOST[:PORT]`, or `tcp://` on loopback.
 
     Raises InvalidArgument for anything else: anyone who reaches a scheduler can run any code on every worker.
@@ -55,7 +55,7 @@ def _loopback(host: str) -> bool:
 
 
 def security(url: str, folder: Path | None) -> Security:
-    """Return the security of a connection to a `checked` address, with the certificates in `folder`.
+    """Return the security of a connection to a `check_address` address, with the certificates in `folder`.
 
     Both sides show a certificate of the authority in it. Raises InvalidArgument for TLS without a folder,
     NotFound if files are missing.
@@ -80,9 +80,9 @@ def security(url: str, folder: Path | None) -> Security:
 def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> None:
     """Run the scheduler at that address until SIGINT or SIGTERM; `tell` gets a sentence when it listens.
 
-    Raises InvalidArgument and NotFound as `checked` and `security` do, Unavailable if it cannot listen.
+    Raises InvalidArgument and NotFound as `check_address` and `security` do, Unavailable if it cannot listen.
     """
-    url = checked(url)
+    url = check_address(url)
     guard = security(url, certificates)
     parts = urlsplit(url)
 

@@ -188,7 +188,7 @@ class WorkList:
 
     def refuse(self, ticket: int, now: float) -> list[Action]:
         """Settle the candidate of a ticket, which must not be judged and was not sent to the board."""
-        given = self._returned(ticket)
+        given = self._take_ticket(ticket)
         if given is not None and given.candidate is not None:
             self.settled.add(given.candidate)
         return self.tick(now)
@@ -218,7 +218,7 @@ class WorkList:
             self.waiting.appendleft(candidate)
         return actions + self.tick(now)
 
-    def loaded(self, name: str, task: str | None, now: float, *, away: float = 0.0) -> list[Action]:
+    def record_load(self, name: str, task: str | None, now: float, *, away: float = 0.0) -> list[Action]:
         """Record that a board has loaded a task, or none (None).
 
         The board gets no candidates for `away` seconds.
@@ -229,17 +229,17 @@ class WorkList:
             board.away_until = max(board.away_until, now + away)
         return self.tick(now)
 
-    def judged(self, number: int, yardstick: float | None, now: float) -> list[Action]:
+    def accept_verdict(self, number: int, yardstick: float | None, now: float) -> list[Action]:
         """Accept a board's verdict on the candidate of a ticket, with its yardstick (seconds), if any."""
-        ticket = self._returned(number)
-        return (list(self._settled(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
+        ticket = self._take_ticket(number)
+        return (list(self._settle(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
 
     def give_back(self, number: int, now: float, *, away: float, reload: bool = False) -> list[Action]:
         """Queue the candidate of a ticket again, which a board did not judge.
 
         The board gets no candidates for `away` seconds. With `reload` it has lost the task.
         """
-        ticket = self._returned(number)
+        ticket = self._take_ticket(number)
         if ticket is not None:
             self._back(ticket, now + away)
             if reload:
@@ -250,7 +250,7 @@ class WorkList:
         """Return the loads and assignments due by now."""
         return [*self._loads(now), *self._hand_outs(now)]
 
-    def _returned(self, number: int) -> _Ticket | None:
+    def _take_ticket(self, number: int) -> _Ticket | None:
         """Remove a ticket, and return it; None if it did not count any more."""
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
@@ -263,7 +263,7 @@ class WorkList:
         if ticket.candidate is not None:
             self.waiting.appendleft(ticket.candidate)
 
-    def _settled(self, number: int, ticket: _Ticket, yardstick: float | None, now: float) -> Iterator[Action]:
+    def _settle(self, number: int, ticket: _Ticket, yardstick: float | None, now: float) -> Iterator[Action]:
         board, ratio = self.boards[ticket.board], 1.0
         if yardstick is not None:
             standing = self.clocks.note(ticket.board, yardstick)

@@ -82,7 +82,7 @@ def ssd(outputs: Sequence[Array], width: int, height: int) -> Array:
 
     A row is number of the picture, class, score, left, top, right, bottom, as fractions of the picture.
     """
-    rows = _shaped(outputs, (1, 1, None, 7), "ssd")[0, 0, :ROWS]
+    rows = _check_shape(outputs, (1, 1, None, 7), "ssd")[0, 0, :ROWS]
     made = nothing()
     made[: len(rows)] = rows[:, [1, 2, 4, 3, 6, 5]]
     return made
@@ -93,7 +93,7 @@ def yolonas(outputs: Sequence[Array], width: int, height: int) -> Array:
 
     A row is number of the picture, left, top, right, bottom in pixels, score, class.
     """
-    rows = _shaped(outputs, (None, 7), "yolonas")[:ROWS]
+    rows = _check_shape(outputs, (None, 7), "yolonas")[:ROWS]
     ends = np.flatnonzero(rows[:, 6] < 0)  # A negative class begins the padding
     rows = rows[: ends[0]] if len(ends) else rows
     return _rows(rows[:, 6], rows[:, 5], rows[:, 1:5], width, height)
@@ -104,7 +104,7 @@ def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
 
     A row is middle and size in cells, objectness, and a score for each class.
     """
-    found = _shaped(outputs, (1, None, None), "yolox")[0].astype(np.float32)
+    found = _check_shape(outputs, (1, None, None), "yolox")[0].astype(np.float32)
     grid, strides = _cells(width, height)
     if len(found) != len(grid) or found.shape[1] < 6:
         raise InvalidArgument(
@@ -116,7 +116,7 @@ def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
         found[:, 2:4] = np.exp(found[:, 2:4]) * strides
     scores = found[:, 4:5] * found[:, 5:]
     classes = scores.argmax(axis=1)
-    return _kept(_corners(found), scores[np.arange(len(classes)), classes], classes, width, height)
+    return _best_rows(_corners(found), scores[np.arange(len(classes)), classes], classes, width, height)
 
 
 def yolo_generic(outputs: Sequence[Array], width: int, height: int) -> Array:
@@ -132,7 +132,7 @@ def yolo_generic(outputs: Sequence[Array], width: int, height: int) -> Array:
     found = (found.T if found.shape[0] < found.shape[1] else found).astype(np.float32)
     found = found[found[:, 4:].max(axis=1) > SCORE]
     scores = found[:, 4:].max(axis=1)
-    return _kept(_corners(found), scores, found[:, 4:].argmax(axis=1), width, height)
+    return _best_rows(_corners(found), scores, found[:, 4:].argmax(axis=1), width, height)
 
 
 def _three_grids(outputs: Sequence[Array], width: int, height: int) -> Array:
@@ -159,7 +159,7 @@ def _three_grids(outputs: Sequence[Array], width: int, height: int) -> Array:
         scores.append(sure[anchor, y, x])
         classes.append(kinds[anchor, y, x])
     together = np.concatenate(boxes), np.concatenate(scores), np.concatenate(classes)
-    return _kept(*together, width, height)
+    return _best_rows(*together, width, height)
 
 
 def _cells(width: int, height: int) -> tuple[Array, Array]:
@@ -179,7 +179,7 @@ def _corners(found: Array) -> Array:
     return np.concatenate([found[:, :2] - half, found[:, :2] + half], axis=1)
 
 
-def _kept(boxes: Array, scores: Array, classes: Array, width: int, height: int) -> Array:
+def _best_rows(boxes: Array, scores: Array, classes: Array, width: int, height: int) -> Array:
     kept = best(boxes, scores, ROWS)
     return _rows(classes[kept], scores[kept], boxes[kept], width, height)
 
@@ -194,7 +194,7 @@ def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) 
     return made
 
 
-def _shaped(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
+def _check_shape(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
     """Return the only output; raise InvalidArgument if there are several, or it has another shape."""
     shapes = [list(output.shape) for output in outputs]
     right = len(outputs) == 1 and outputs[0].ndim == len(shape)

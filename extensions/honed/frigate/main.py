@@ -225,7 +225,7 @@ class Bridge:
                     return await self._picture(client, picture)
         except HonedError as error:
             self._complain(str(error))
-        return messages.found(detections.nothing())
+        return messages.encode_detections(detections.nothing())
 
     async def _model_asked(self, client: bytes, file: str) -> list[bytes]:
         model = self._models.name_for(file)
@@ -253,7 +253,7 @@ class Bridge:
         outputs = await self._models.infer(model, picture.tensor)
         if not outputs:
             raise InvalidArgument(f"{model} gives no output")
-        return messages.found(decode(outputs, width, height))
+        return messages.encode_detections(decode(outputs, width, height))
 
     def _remember(self, client: bytes, model: str) -> None:
         self._asked[client] = model

@@ -91,7 +91,7 @@ def model_kept(*, saved: bool, loaded: bool) -> list[bytes]:
     return [json.dumps({"model_saved": saved, "model_loaded": loaded}).encode()]
 
 
-def found(detections: NDArray[Any]) -> list[bytes]:
+def encode_detections(detections: NDArray[Any]) -> list[bytes]:
     """Return the answer to a CameraPicture."""
     header = {"shape": list(detections.shape), "dtype": detections.dtype.name}
     return [json.dumps(header).encode(), detections.tobytes()]

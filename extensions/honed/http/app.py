@@ -169,7 +169,7 @@ def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
         finally:
             await client.close()
 
-    app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _unknown}, lifespan=lifespan)
+    app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _not_found}, lifespan=lifespan)
     app.router.redirect_slashes = False  # Slashes are not redirected: a path exists, or it does not
     return app
 
@@ -203,16 +203,16 @@ class _Bridge:
     def _answering(self, ask: Endpoint) -> Endpoint:
         """Return the endpoint with its failures turned into answers."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 self._guard.check(request)
                 return await ask(request)
             except HonedError as error:
-                return _failed(error)
+                return _error_response(error)
             except ClientDisconnect:
                 return Response(status_code=400)  # The client has gone
 
-        return answered
+        return respond
 
     async def _server(self, request: Request) -> Response:
         answer = await self._client.ask(methods.SERVER_METADATA)
@@ -308,7 +308,7 @@ def _yes_or_no(what: str, holds: bool, **more: str) -> Response:
     return JSONResponse({**more, what: holds}, status_code=200 if holds else 400)
 
 
-def _failed(error: HonedError) -> Response:
+def _error_response(error: HonedError) -> Response:
     status = _STATUSES.get(error.code, 500)
     if isinstance(error, TooLarge):
         status = 413
@@ -319,7 +319,7 @@ def _failed(error: HonedError) -> Response:
     return JSONResponse({"error": str(error)}, status_code=status)
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
     """Answer paths and methods that do not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = {404: "there is nothing at this path", 405: "this path is asked otherwise"}.get(status, str(error))

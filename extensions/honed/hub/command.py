@@ -111,7 +111,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         with Client(arguments.socket) as client:
             settings = _settings(client)
         trusted, owner = settings.keys, settings.owner
-    memory = machine.place(os.environ, os.getuid()).remembered()
+    memory = machine.place(os.environ, os.getuid()).read_state()
     with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:
         found = looking.gather(store, trusted, owner, memory, Path(folder), time.time())
         for problem in found.problems:
@@ -269,7 +269,7 @@ def _init(arguments: argparse.Namespace, output: Output) -> None:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
     except (NotFound, Unavailable):
         pushing.make_overview(store)
-        _listed(arguments, output, (), (), "There is a hub")
+        _list(arguments, output, (), (), "There is a hub")
         return
     raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
 
@@ -286,7 +286,7 @@ def _trust(arguments: argparse.Namespace, output: Output) -> None:
     boards = tuple(board for board in before.boards if board.name != name)
     if key.name in {PublicKey.parse(board.key).name for board in boards}:
         raise InvalidArgument(f"another machine's key has the id {key.name}; make another on that machine")
-    _listed(arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted")
+    _list(arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted")
 
 
 def _revoke(arguments: argparse.Namespace, output: Output) -> None:
@@ -299,7 +299,7 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> None:
         raise NotFound(f"the hub's list has no {name!r}; give a name of it, or a key's 16 digits")
     boards = tuple(board for board in before.boards if ids[board.name] != key_id)
     revoked = tuple(dict.fromkeys((*before.revoked, key_id)))
-    _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
+    _list(arguments, output, boards, revoked, f"Key {key_id} is revoked")
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
@@ -310,11 +310,11 @@ def _keyring(arguments: argparse.Namespace) -> Keyring:
     from honed.hub import index, looking, remote
 
     store = remote.store(_url(arguments.url))
-    data = looking.signed(store, index.HUB, _own(arguments).public)
+    data = looking.read_signed(store, index.HUB, _own(arguments).public)
     return index.read_keyring(data, None)
 
 
-def _listed(
+def _list(
     arguments: argparse.Namespace,
     output: Output,
     boards: tuple[NamedKey, ...],
@@ -345,7 +345,7 @@ def _push(arguments: argparse.Namespace, output: Output) -> None:
 
     place, key = _place(arguments), _own(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
-        url = _url(_chosen(arguments.url, _settings(client).push_url))
+        url = _url(_require_url(arguments.url, _settings(client).push_url))
         pushed = machine.push(client, key, memory, url)
     document = {"url": url, **dataclasses.asdict(pushed)}
     said = f"{url} has {pushed.records} records of this machine"
@@ -358,9 +358,9 @@ def _pull(arguments: argparse.Namespace, output: Output) -> int:
     place = _place(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
         settings = dataclasses.replace(_settings(client), hold=arguments.hold)
-        url = _url(_chosen(arguments.url, settings.url))
+        url = _url(_require_url(arguments.url, settings.url))
         names = frozenset(arguments.names) if arguments.names else None
-        with place.shelved(url) as shelf:
+        with place.index_cache(url) as shelf:
             pulled = machine.pull(client, settings, memory, shelf, place.own(), names)
     document = {"url": url, **strict.to_plain(pulled), "sources": tuple(pulled.sources)}
     output.emit(document, lambda console: _print_pulled(console, url, pulled))
@@ -432,7 +432,7 @@ def _settings(client: Client) -> HubConfig:
     return HubConfig.of(client.ask(CONFIG_SHOW))
 
 
-def _chosen(given: str | None, configured: str) -> str:
+def _require_url(given: str | None, configured: str) -> str:
     if given or configured:
         return given or configured
     raise InvalidArgument("there is no hub; give its URL, or set hub.url in the configuration")

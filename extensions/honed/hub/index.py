@@ -142,7 +142,7 @@ def object_file(key: PublicKey, sha256: str) -> str:
     return f"{folder(key)}/{sha256}.jsonl.gz"
 
 
-def written(file: BoardIndex | Keyring | Overview) -> bytes:
+def file_bytes(file: BoardIndex | Keyring | Overview) -> bytes:
     """Return the bytes of the file, which are those to be signed."""
     plain = strict.to_plain(file, omit_defaults=True)
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
@@ -189,7 +189,7 @@ def read_overview(data: bytes) -> Overview:
     return overview
 
 
-def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
+def with_board_index(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
     """Return the overview with a board's present index.
 
     It has that index alone if there is no overview yet, or the overview is full.
@@ -223,7 +223,7 @@ def trusted_keys(
     return found
 
 
-def numbered(key: PublicKey, *, keyring: bool = False) -> str:
+def serial_name(key: PublicKey, *, keyring: bool = False) -> str:
     """Return the name under which the last serial of a key's index, or keyring, is stored."""
     return f"{HUB} {key.name}" if keyring else key.name
 
@@ -240,7 +240,7 @@ def matching(index: BoardIndex, device_key: str, driver: str) -> list[IndexedFil
     return sorted(of_device, key=lambda entry: entry.driver != driver)
 
 
-def withdrawn_by_several(indexes: Iterable[BoardIndex], several: int) -> frozenset[Withdrawn]:
+def several_withdrawals(indexes: Iterable[BoardIndex], several: int) -> frozenset[Withdrawn]:
     """Return the schedules that at least `several` boards withdrew."""
     count: dict[Withdrawn, int] = {}
     for index in indexes:

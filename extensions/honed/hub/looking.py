@@ -95,7 +95,7 @@ def to_ask(
     return (files.keys() - same.keys()) | set(sorted(old, key=lambda file: same[file])[:LOOKS])
 
 
-def signed(store: HubStore, name: str, key: PublicKey) -> bytes:
+def read_signed(store: HubStore, name: str, key: PublicKey) -> bytes:
     """Return a file that the key has signed; raise NotFound, Unavailable, or BadSignature."""
     data = store.read(name, indexes.MAX_INDEX_BYTES)
     _check(name, key, data, _signature(store, name))
@@ -115,10 +115,10 @@ class _Hub:
 
         Keys that were ever revoked stay revoked.
         """
-        number = indexes.numbered(owner, keyring=True)
+        number = indexes.serial_name(owner, keyring=True)
         seen = self.memory.seen.get(number)
         try:
-            data = _right(indexes.HUB, owner, self._asked(indexes.HUB))
+            data = _right(indexes.HUB, owner, self._fetch(indexes.HUB))
             ring = indexes.read_keyring(data, self.now)
             indexes.newer(ring.serial, seen)
         except NotFound:
@@ -163,7 +163,7 @@ class _Hub:
         return found
 
     def _index(self, name: str, key: PublicKey, ask: bool) -> FoundIndex:
-        file, seen = indexes.index_file(key), self.memory.seen.get(indexes.numbered(key))
+        file, seen = indexes.index_file(key), self.memory.seen.get(indexes.serial_name(key))
         kept = self.shelf.files.get(file)
         if kept is not None and not ask:
             try:
@@ -171,7 +171,7 @@ class _Hub:
             except InvalidArgument:
                 pass  # The index has expired: there may be a newer one
         try:
-            index = self._read(file, key, self._asked(file))
+            index = self._read(file, key, self._fetch(file))
         except NotFound:  # The board has put nothing there yet, or it was removed
             if seen is None:
                 self.shelf.put(file, KeptFile(text="", signature="", tag="", looked_s=self.now))
@@ -189,12 +189,12 @@ class _Hub:
         if not kept.text:
             return None
         index = indexes.read_index(_right(file, key, kept), self.now)
-        number = indexes.numbered(key)
+        number = indexes.serial_name(key)
         indexes.newer(index.serial, self.memory.seen.get(number))
         self.memory.seen[number] = index.serial
         return index
 
-    def _asked(self, name: str) -> KeptFile:
+    def _fetch(self, name: str) -> KeptFile:
         """Return a file from the hub, or from the cache if unchanged; unchecked.
 
         Raises NotFound, Unavailable or InvalidArgument.
@@ -272,16 +272,16 @@ def gather(
     done = Gathered()
     rings: list[Keyring] = []
     if owner is not None:
-        rings = [indexes.read_keyring(signed(store, indexes.HUB, owner), now)]
-        indexes.newer(rings[0].serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
+        rings = [indexes.read_keyring(read_signed(store, indexes.HUB, owner), now)]
+        indexes.newer(rings[0].serial, memory.seen.get(indexes.serial_name(owner, keyring=True)))
     keys = indexes.trusted_keys(trusted, rings, memory.revoked)
     if not keys:
         raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
     for name, key in keys.items():
         try:
-            index = indexes.read_index(signed(store, indexes.index_file(key), key), now)
-            indexes.newer(index.serial, memory.seen.get(indexes.numbered(key)))
-            _written(store, key, index, folder, done)
+            index = indexes.read_index(read_signed(store, indexes.index_file(key), key), now)
+            indexes.newer(index.serial, memory.seen.get(indexes.serial_name(key)))
+            _write_files(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
             continue  # The board has put nothing there
@@ -290,13 +290,13 @@ def gather(
     return done
 
 
-def _written(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:
+def _write_files(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:
     room = _MOST
     for entry in index.files:
         data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)
         objects.check(data, entry.sha256)
         with (folder / f"{key.name}-{entry.sha256}.jsonl").open("wb") as file:
-            for line in objects.unpacked(data):
+            for line in objects.unpack(data):
                 room -= len(line) + 1
                 if room < 0:
                     raise InvalidArgument(f"it has more than {_MOST >> 20} MiB of records; the rest was left")

@@ -106,7 +106,7 @@ class HubPlace:
             return None
 
     @contextmanager
-    def shelved(self, url: str) -> Iterator[IndexCache]:
+    def index_cache(self, url: str) -> Iterator[IndexCache]:
         """Yield the cache of that hub, and store it, even if the work fails.
 
         The caller has the lock of `changing`.
@@ -134,7 +134,7 @@ class HubPlace:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Unavailable("another command is at work with the hub; wait for it to end") from None
-            memory = self.remembered()
+            memory = self.read_state()
             held.callback(memory.save, self.memory)
             yield memory
 
@@ -151,7 +151,7 @@ class HubPlace:
         if not mine:
             raise PermissionDenied(self._whose())
 
-    def remembered(self) -> HubState:
+    def read_state(self) -> HubState:
         """Return the state, for reading only. Raises PermissionDenied if it is another user's."""
         try:
             return HubState.load(self.memory)
@@ -205,11 +205,11 @@ def pull(
 
 def push(client: Client, key: SecretKey, memory: HubState, url: str) -> Pushed:
     """Put what this machine has learned into the hub at `url`."""
-    lines = measured(client)
+    lines = export_measurements(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]
     best = [line for line in lines if line["state"] != "quarantined"]
-    learned = measured(client, spread=True)
-    back, now = withdrawn(client), time.time()
+    learned = export_measurements(client, spread=True)
+    back, now = find_withdrawn(client), time.time()
     pushed = pushing.push(remote.store(url), key, best, quarantined, learned, back, memory, now)
     memory.trials = trials(client)
     return pushed
@@ -227,7 +227,7 @@ def devices(client: Client) -> dict[DeviceIdentity, str]:
     return here
 
 
-def measured(client: Client, *, spread: bool = False) -> list[dict[str, Any]]:
+def export_measurements(client: Client, *, spread: bool = False) -> list[dict[str, Any]]:
     """Return the records measured here that others can use.
 
     They are the fastest of each task, and those in quarantine. With `spread` they are records that others can
@@ -257,17 +257,17 @@ def trials(client: Client) -> int:
     return sum(tuning.trials.values()) if tuning is not None else 0
 
 
-def withdrawn(client: Client) -> list[Withdrawn]:
+def find_withdrawn(client: Client) -> list[Withdrawn]:
     """Return the schedules of versions that were withdrawn from service here."""
     found = []
     for model in models(client):
         for version in client.ask(methods.MODEL_HISTORY, HistoryParams(name=model)).versions:
             if version.quarantine:
-                found += [_withdrawn(each) for each in version.brought]
+                found += [_parse_withdrawn(each) for each in version.brought]
     return sorted(set(found), key=lambda each: (each.workload, each.digest))
 
 
-def _withdrawn(text: str) -> Withdrawn:
+def _parse_withdrawn(text: str) -> Withdrawn:
     workload, _, digest = text.rpartition(" ")
     if not workload:
         raise InvalidArgument(f"the service tells of a schedule {text[:80]!r}; compare versions")
@@ -296,7 +296,7 @@ class HubStatus:
 
 def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubStatus:
     """Return the status of the hub at `url`, or without a hub if "". Nothing is changed, here or there."""
-    memory, own = place.remembered(), place.own()
+    memory, own = place.read_state(), place.own()
     status = HubStatus(
         url=url,
         key=str(own) if own else "",

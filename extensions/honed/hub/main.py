@@ -68,12 +68,12 @@ def interval(hours: float, chance: float) -> float:
     return hours * 3600.0 * (1 + _SPREAD * (chance - 0.5))
 
 
-def apart(hours: float, chance: float) -> float:
+def start_delay(hours: float, chance: float) -> float:
     """Return this machine's delay in seconds of a pull due at its start; machines started together differ."""
     return chance * min(_TOGETHER, hours * 3600.0)
 
 
-def failed(memory: HubState, problem: str, now: float, chance: float) -> None:
+def record_failure(memory: HubState, problem: str, now: float, chance: float) -> None:
     """Record a failure, and suspend work with the hub: longer each time, up to six hours.
 
     The wait is half to all of that, so that machines that lost the hub together return one by one.
@@ -82,7 +82,7 @@ def failed(memory: HubState, problem: str, now: float, chance: float) -> None:
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
-def done(memory: HubState) -> None:
+def record_success(memory: HubState) -> None:
     """Record that the work with the hub succeeded."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
@@ -91,7 +91,7 @@ def _pull_due(settings: HubConfig, memory: HubState, view: ServiceView, now: flo
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
     waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
-    if waited < hours or view.running_s < apart(settings.hours, chance):
+    if waited < hours or view.running_s < start_delay(settings.hours, chance):
         return False
     return view.idle or waited >= _PATIENCE * hours
 
@@ -173,18 +173,18 @@ def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -
     """
     with Client(socket) as client:
         settings = HubConfig.of(client.ask(methods.CONFIG_SHOW))
-        deed = due(settings, place.remembered(), _view(client, running_s), time.time(), chance)
+        deed = due(settings, place.read_state(), _view(client, running_s), time.time(), chance)
         if deed is None:
             return None
         with place.changing() as memory:
             try:
                 sentence = _do(deed, client, settings, place, memory)
             except HonedError as error:
-                failed(memory, f"{deed}: {error}", time.time(), chance)
+                record_failure(memory, f"{deed}: {error}", time.time(), chance)
                 wait = memory.retry_s - time.time()
                 _log.warning("%s failed, and is tried again in %.0f s: %s", deed, wait, error)
             else:
-                done(memory)
+                record_success(memory)
                 _log.info("%s", sentence)
     return deed
 
@@ -194,7 +194,7 @@ def _do(deed: HubAction, client: Client, settings: HubConfig, place: HubPlace, m
     if deed is HubAction.PUSH:
         pushed = machine.push(client, key, memory, settings.push_url)
         return f"pushed {pushed.records} records" if pushed.changed else "the hub has all that is here"
-    with place.shelved(settings.url) as shelf:
+    with place.index_cache(settings.url) as shelf:
         pulled = machine.pull(client, settings, memory, shelf, key.public)
     for source in pulled.sources:
         if source.problem:

@@ -48,7 +48,7 @@ class PublicKey:
     def parse(cls, text: str) -> Self:
         """Parse a key as `minisign` prints it, "RW" and 54 more characters; raise InvalidArgument."""
         line = text.strip().splitlines()[-1].strip() if text.strip() else ""
-        data = _decoded(line, "a public key")
+        data = _decode(line, "a public key")
         if len(data) != _KEY_BYTES or data[:2] != _SIGNED:
             raise InvalidArgument(f"{line[:60]!r} is no key of minisign's; give the line that begins with RW")
         return cls(data[2:10], data[10:])
@@ -74,7 +74,7 @@ class PublicKey:
             raise BadSignature(f"it is signed by key {key_id[::-1].hex().upper()}, and not by {self.name}")
         verify = VerifyKey(self.key)
         try:
-            verify.verify(_hashed(data), signed)
+            verify.verify(_hash(data), signed)
         except BadSignatureError:
             raise BadSignature(f"its signature by {self.name} is wrong: it was changed or cut off") from None
         try:
@@ -108,7 +108,7 @@ class SecretKey:
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"key {path} cannot be read ({error}); make another") from error
         lines = text.splitlines()
-        data = _decoded(lines[1].strip() if len(lines) > 1 else "", f"the key in {path}")
+        data = _decode(lines[1].strip() if len(lines) > 1 else "", f"the key in {path}")
         if len(data) != _SECRET.size:
             raise InvalidArgument(f"{path} is no secret key of minisign's; make one with 'hone hub key'")
         signing, derived, _, _, _, _, key_id, secret, _ = _SECRET.unpack(data)
@@ -143,7 +143,7 @@ class SecretKey:
     def sign(self, data: bytes, comment: str) -> bytes:
         """Return a signature file over `data` and a comment of one line."""
         key = SigningKey(self.seed)
-        signed = key.sign(_hashed(data)).signature
+        signed = key.sign(_hash(data)).signature
         whole = key.sign(signed + comment.encode()).signature
         first = base64.b64encode(_PREHASHED + self.id + signed).decode()
         second = base64.b64encode(whole).decode()
@@ -176,12 +176,12 @@ def _part(line: str) -> bytes:
         raise BadSignature("its signature is damaged") from None
 
 
-def _decoded(line: str, what: str) -> bytes:
+def _decode(line: str, what: str) -> bytes:
     try:
         return base64.b64decode(line, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(f"{what} is not base64; give it as minisign prints it") from None
 
 
-def _hashed(data: bytes) -> bytes:
+def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=64).digest()

@@ -28,7 +28,7 @@ _SHARED: Final = (
 )  # fmt: skip
 
 
-def shared(record: Mapping[str, Any]) -> dict[str, Any]:
+def shareable_part(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what others may know of one line of an export."""
     kept = {name: record[name] for name in _SHARED}
     kept |= {name: record[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
@@ -40,7 +40,7 @@ def schedule(record: Mapping[str, Any]) -> Withdrawn:
     return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
 
 
-def packed(records: Iterable[dict[str, Any]]) -> bytes:
+def pack(records: Iterable[dict[str, Any]]) -> bytes:
     """Return the file of these records; equal records give equal bytes."""
     lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
     return gzip.compress(b"".join(lines), mtime=0)
@@ -57,7 +57,7 @@ def check(data: bytes, expected: str) -> None:
         raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
 
 
-def unpacked(data: bytes) -> Iterator[bytes]:
+def unpack(data: bytes) -> Iterator[bytes]:
     """Yield the lines of a file, which is never in memory as a whole.
 
     Raises InvalidArgument if it is damaged or exceeds the limits.

@@ -70,11 +70,11 @@ def pull(
     be reached at all, and what `take_in` raises. `memory` and `shelf` are changed; the caller stores them.
     """
     found = looking.look(store, trusted, owner, memory, shelf, now, own=own, names=names or ())
-    withdrawn = indexes.withdrawn_by_several([f.index for f in found if f.index is not None], SEVERAL)
+    withdrawn = indexes.several_withdrawals([f.index for f in found if f.index is not None], SEVERAL)
     known, work = set(memory.taken), _Pull(store, take_in, memory, withdrawn, hold)
     for source in found:
         if names is None or source.name in names:
-            work.done.sources.append(work.taken(source, _wanted(source, here, known)))
+            work.done.sources.append(work.import_files(source, _files_to_pull(source, here, known)))
     memory.pulled_s, memory.sources = now, tuple(work.done.sources)
     return work.done
 
@@ -88,7 +88,7 @@ class _Pull:
     hold: bool
     done: Pulled = field(default_factory=Pulled)
 
-    def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
+    def import_files(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
         """Import the `wanted` files, for the devices of their specs, up to the limits of one pull."""
         standing = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
         # The source may use what remains of the limits.
@@ -120,11 +120,11 @@ class _Pull:
                 standing = replace(standing, problem=_problem(entry, error))
                 if not hints.wrong:  # The service refused, not the file's content
                     continue
-            self.memory.taken += (_known(source, entry),)  # A file never changes, whatever is in it
+            self.memory.taken += (_file_key(source, entry),)  # A file never changes, whatever is in it
         return standing
 
 
-def _wanted(
+def _files_to_pull(
     source: FoundIndex, here: Mapping[DeviceIdentity, str], known: Collection[str]
 ) -> list[tuple[IndexedFile, str]]:
     """Return the files for a device here that were not pulled before."""
@@ -133,12 +133,12 @@ def _wanted(
         entry: spec
         for device, spec in here.items()
         for entry in (indexes.matching(index, device.key, device.driver_version) if index else ())
-        if _known(source, entry) not in known
+        if _file_key(source, entry) not in known
     }
     return list(wanted.items())[:MAX_FILES]
 
 
-def _known(source: FoundIndex, entry: IndexedFile) -> str:
+def _file_key(source: FoundIndex, entry: IndexedFile) -> str:
     """Return the name under which a pulled file is stored.
 
     It has the key's id, since another key may name the same file with wrong properties.
@@ -191,7 +191,7 @@ class _Hints:
 
     def _lines(self) -> Iterator[bytes]:
         read = 0
-        for line in objects.unpacked(self.data):
+        for line in objects.unpack(self.data):
             if not line.strip():
                 continue
             read += 1

@@ -14,7 +14,7 @@ from honed.protocol.results import DeviceIdentity
 from . import index as indexes
 from . import objects
 from .index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
-from .looking import signed
+from .looking import read_signed
 from .memory import HubState
 from .minisign import PublicKey, SecretKey
 from .remote import HubStore
@@ -92,7 +92,7 @@ def _put(
     for file, entry in zip(files, index.files, strict=True):
         if before is None or all_anew or entry not in before.files:
             store.write(indexes.object_file(key.public, entry.sha256), file.packed)
-    data = indexes.written(index)
+    data = indexes.file_bytes(index)
     write_signed(store, indexes.index_file(key.public), data, key)
     note(store, key.public, objects.sha256(data))
     kept = {entry.sha256 for entry in index.files}
@@ -107,7 +107,7 @@ def make(
 ) -> Keyring:
     """Write a keyring, or replace the present one, signed by the key of the hub's owner."""
     try:
-        before = indexes.read_keyring(signed(store, indexes.HUB, key.public), now).serial
+        before = indexes.read_keyring(read_signed(store, indexes.HUB, key.public), now).serial
     except HonedError:
         before = 0
     made = Keyring(
@@ -118,7 +118,7 @@ def make(
         boards=boards,
         revoked=revoked,
     )
-    write_signed(store, indexes.HUB, indexes.written(made), key)
+    write_signed(store, indexes.HUB, indexes.file_bytes(made), key)
     return made
 
 
@@ -139,7 +139,7 @@ def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> Non
 def make_overview(store: HubStore) -> None:
     """Write an empty overview, into which those who push write themselves."""
     empty = indexes.Overview(honed_hub=indexes.FORMAT, indexes={})
-    store.write(indexes.OVERVIEW, indexes.written(empty))
+    store.write(indexes.OVERVIEW, indexes.file_bytes(empty))
 
 
 def note(store: HubStore, key: PublicKey, sha256: str) -> None:
@@ -152,7 +152,7 @@ def note(store: HubStore, key: PublicKey, sha256: str) -> None:
     try:
         before = _overview(store)
         if before is None or before.indexes.get(key.name) != sha256:
-            store.write(indexes.OVERVIEW, indexes.written(indexes.noted(before, key, sha256)))
+            store.write(indexes.OVERVIEW, indexes.file_bytes(indexes.with_board_index(before, key, sha256)))
     except NotFound:
         return
     except HonedError as error:
@@ -171,7 +171,7 @@ def _overview(store: HubStore) -> indexes.Overview | None:
 def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | None, bytes]:
     """Return the index that this board has in the hub now, and its file; None if there is no valid one."""
     try:
-        data = signed(store, indexes.index_file(key.public), key.public)
+        data = read_signed(store, indexes.index_file(key.public), key.public)
         return indexes.read_index(data, now), data
     except HonedError:
         return None, b""
@@ -193,7 +193,7 @@ def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn
     for record in records:
         if objects.schedule(record) in withdrawn:
             continue
-        kept = objects.shared(record)
+        kept = objects.shareable_part(record)
         group = grouped.setdefault((repr(sorted(kept["device"].items())), kept["compiler"]), [])
         if len(group) < objects.MAX_RECORDS:
             group.append(kept)
@@ -201,7 +201,7 @@ def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn
     for group in grouped.values():
         by_device.setdefault(_device(group).key, []).append(group)
     kept_groups = [group for groups in by_device.values() for group in groups[-_SETUPS:]]
-    return [_RecordsFile(objects.packed(group), group) for group in kept_groups]
+    return [_RecordsFile(objects.pack(group), group) for group in kept_groups]
 
 
 def _device(records: list[dict[str, Any]]) -> DeviceIdentity:

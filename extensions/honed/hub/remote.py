@@ -17,7 +17,7 @@ from honed.machine.files import open_regular, replacing
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import web
-from .web import WHOLE_SECONDS, FetchResult, bounded, said
+from .web import WHOLE_SECONDS, FetchResult, printable, read_bounded
 
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3600.0  # Time limit for all reads of one pull
@@ -80,7 +80,7 @@ class _Folder(HubStore):
     def look(self, name: str, most: int, tag: str = "") -> FetchResult:
         try:
             with open_regular(self._at(name)) as file:
-                return FetchResult(bounded(file.read, most, name))
+                return FetchResult(read_bounded(file.read, most, name))
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.is_dir():
                 raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
@@ -152,20 +152,20 @@ class _Other(HubStore):
             if now and now == tag:
                 return FetchResult(None, now)
             with self._files.open(path, "rb") as file:
-                return FetchResult(bounded(file.read, most, name), now)
+                return FetchResult(read_bounded(file.read, most, name), now)
 
-        return self._reached(name, work)
+        return self._reach(name, work)
 
     def write(self, name: str, data: bytes) -> None:
-        self._reached(name, lambda: self._files.pipe_file(f"{self._root}/{name}", data))
+        self._reach(name, lambda: self._files.pipe_file(f"{self._root}/{name}", data))
 
     def remove(self, name: str) -> None:
         try:
-            self._reached(name, lambda: self._files.rm_file(f"{self._root}/{name}"))
+            self._reach(name, lambda: self._files.rm_file(f"{self._root}/{name}"))
         except NotFound:
             return
 
-    def _reached(self, name: str, work: Callable[[], T]) -> T:
+    def _reach(self, name: str, work: Callable[[], T]) -> T:
         try:
             return _in_time(work)
         except _TooLate:
@@ -177,7 +177,7 @@ class _Other(HubStore):
         except (InvalidArgument, Unavailable):
             raise
         except Exception as error:  # File systems of fsspec raise what their libraries do
-            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {said(error)}") from error
+            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {printable(error)}") from error
 
 
 class _TooLate(Exception):

@@ -51,7 +51,7 @@ class FetchResult:
     tag: str = ""
 
 
-def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
+def read_bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
     """Return all bytes of `read`; raise InvalidArgument beyond `most` bytes, Unavailable past the time."""
     end = time.monotonic() + WHOLE_SECONDS
     parts, size = [], 0
@@ -65,7 +65,7 @@ def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
     return b"".join(parts)
 
 
-def said(what: object) -> str:
+def printable(what: object) -> str:
     """Return what a server sent, made fit for a log."""
     return "".join(c if c.isprintable() else "?" for c in str(what)[:_MOST_SAID])
 
@@ -86,7 +86,7 @@ def get(address: str, most: int, tag: str = "") -> FetchResult:
             answer = _once(address, most, tag, alarm)
             if isinstance(answer, FetchResult):
                 return answer
-            address = _followed(address, answer.address)
+            address = _follow_redirect(address, answer.address)
     raise InvalidArgument(f"{address} leads on and on")
 
 
@@ -95,7 +95,7 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Mo
     request = urllib.request.Request(address, headers=condition)
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
-            data = bounded(answer.read1, most, address)
+            data = read_bounded(answer.read1, most, address)
             alarm.check(address)  # A connection ended by the alarm looks like the end of a file
             return FetchResult(data, _tag(answer.headers))
     except urllib.error.HTTPError as error:
@@ -106,14 +106,14 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Mo
             return _Moved(location)
         if error.code in _GONE:
             raise NotFound(f"there is no {address} ({error.code})") from None
-        raise Unavailable(f"{address} answers {error.code} {said(error.reason)}") from None
+        raise Unavailable(f"{address} answers {error.code} {printable(error.reason)}") from None
     except (OSError, HTTPException, ValueError) as error:
         alarm.check(address)
         why = getattr(error, "reason", None) or error
-        raise Unavailable(f"{address} cannot be read ({said(why)})") from error
+        raise Unavailable(f"{address} cannot be read ({printable(why)})") from error
 
 
-def _followed(address: str, location: str) -> str:
+def _follow_redirect(address: str, location: str) -> str:
     """Return the target of a redirection; raise InvalidArgument for another server.
 
     Only the port and scheme may change, from HTTP to HTTPS on their default ports.
@@ -127,10 +127,10 @@ def _followed(address: str, location: str) -> str:
             == ("http", 80, "https", 443)
         )
     except ValueError as error:
-        raise InvalidArgument(f"{address} leads to what is no address ({said(error)})") from None
+        raise InvalidArgument(f"{address} leads to what is no address ({printable(error)})") from None
     if not same:
         raise InvalidArgument(
-            f"{address} leads to {said(led)}, which is another server; give its address if that is right"
+            f"{address} leads to {printable(led)}, which is another server; give its address if that is right"
         )
     return led
 
@@ -138,12 +138,12 @@ def _followed(address: str, location: str) -> str:
 def _tag(headers: Message) -> str:
     """Return the tag for the next request: an ETag, or else the time of the change; "" if neither is safe."""
     modified, etag = str(headers.get("Last-Modified", "")), str(headers.get("ETag", "")).strip()
-    if modified and not (_DATE.fullmatch(modified) and _settled(headers.get("Date", ""), modified)):
+    if modified and not (_DATE.fullmatch(modified) and _is_settled(headers.get("Date", ""), modified)):
         return ""
     return etag if _ETAG.fullmatch(etag) else modified
 
 
-def _settled(now: str, modified: str) -> bool:
+def _is_settled(now: str, modified: str) -> bool:
     try:
         since = parsedate_to_datetime(now) - parsedate_to_datetime(modified)
     except (ValueError, TypeError, OverflowError):
@@ -203,7 +203,7 @@ class _SecureConnection(http.client.HTTPSConnection, _Connection):
     """A connection that _Connection makes, and that then speaks TLS."""
 
 
-def _watched(kind: type[_Connection], alarm: _Alarm, host: str, **others: Any) -> _Connection:
+def _watch(kind: type[_Connection], alarm: _Alarm, host: str, **others: Any) -> _Connection:
     made = kind(host, **others)
     made.alarm = alarm
     return made
@@ -215,7 +215,7 @@ class _Http(urllib.request.HTTPHandler):
         self._alarm = alarm
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(functools.partial(_watched, _Connection, self._alarm), req)
+        return self.do_open(functools.partial(_watch, _Connection, self._alarm), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -224,7 +224,7 @@ class _Https(urllib.request.HTTPSHandler):
         self._alarm = alarm
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
-        connection = functools.partial(_watched, _SecureConnection, self._alarm, context=_checking())
+        connection = functools.partial(_watch, _SecureConnection, self._alarm, context=_checking())
         return self.do_open(connection, req)
 
 

@@ -132,7 +132,7 @@ class Chart:
     rules: Sequence[MarkerLine] = ()
 
 
-def drawn(chart: Chart, ids: Ids) -> Element:
+def draw(chart: Chart, ids: Ids) -> Element:
     """Return the chart as an element."""
     title, text = ids.new("chart"), ids.new("chart")
     return element(
@@ -217,7 +217,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
 
 
-def served(history: ModelHistory) -> Chart | None:
+def latency_chart(history: ModelHistory) -> Chart | None:
     """Return a chart of median latencies over time, a line for each version; None without inferences."""
     points = [point for point in history.latency if point.us > 0]
     if not points:
@@ -262,7 +262,7 @@ def _kind(scale: Scale) -> str:
     return ", logarithmic" if scale.logarithmic else ""
 
 
-def tuned(model: str, history: History | None) -> Chart | None:
+def tuning_chart(model: str, history: History | None) -> Chart | None:
     """Return a chart of the estimated time of one inference over trials; None if nothing was tuned."""
     if history is None or not history.points:
         return None

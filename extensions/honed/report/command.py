@@ -16,7 +16,7 @@ from honed.tool.parser import Parser, define
 from .contents import Report, gain, gather
 from .markup import Ids, day, document, element, gain_text, name_of
 from .models import card, overview
-from .sections import faults_count, faults_section, machine_section, spent_section, tuning_section
+from .sections import faults_count, faults_section, machine_section, time_section, tuning_section
 
 _PARTS = (
     ("models", "Models"),
@@ -40,7 +40,7 @@ def page(report: Report) -> str:
                 "Time in requests counts less the longer ago it was; it decides what is tuned first.",
                 class_="about",
             ),
-            spent_section(report.models, ids),
+            time_section(report.models, ids),
         ],
         "tuning": [tuning_section(report)],
         "faults": [faults_section(report)],

@@ -108,7 +108,7 @@ def _before(history: ModelHistory, number: int) -> int:
     return numbers[first - 1] if first else 0
 
 
-def served_median(history: ModelHistory, number: int) -> float | None:
+def median_in_service(history: ModelHistory, number: int) -> float | None:
     """Return the time of a version's inferences in service, in microseconds: the median over its spans."""
     times = [point.us for point in history.latency if point.version == number]
     return median(times) if times else None
@@ -233,13 +233,13 @@ class _Records:
 
     def history(self, model: str) -> History | None:
         """Return the tuning of a model; None if it was not tuned, or is not available."""
-        return self._asked(ShowHistory, TunerRunParams(command="history", model=model))[0]
+        return self._ask(ShowHistory, TunerRunParams(command="history", model=model))[0]
 
     def faults(self) -> tuple[Faults | None, KernelLog | None]:
         """Return the candidates in quarantine, and the kernel log as the service reads it."""
-        return self._asked(ListFaults, TunerRunParams(command="faults"))
+        return self._ask(ListFaults, TunerRunParams(command="faults"))
 
-    def _asked(self, job: type[Job[R]], params: TunerRunParams) -> tuple[R | None, KernelLog | None]:
+    def _ask(self, job: type[Job[R]], params: TunerRunParams) -> tuple[R | None, KernelLog | None]:
         if self.missing:
             return None, None
         try:

@@ -20,8 +20,8 @@ from honed.tool.view.tables import (
     variant_rows,
 )
 
-from .charts import drawn, served, tuned
-from .contents import ReportedModel, gain, served_median
+from .charts import draw, latency_chart, tuning_chart
+from .contents import ReportedModel, gain, median_in_service
 from .markup import (
     QUANTILES,
     Cell,
@@ -148,17 +148,17 @@ def _latency(figures: ModelFigures) -> Element | None:
 
 def _charts(model: ReportedModel, ids: Ids) -> Iterator[Element]:
     for caption, chart, empty in (
-        ("Latency served", served(model.history), _not_served(model)),
+        ("Latency served", latency_chart(model.history), _not_served(model)),
         (
             "Estimate while tuning",
-            tuned(model.listed.name, model.tuned),
+            tuning_chart(model.listed.name, model.tuned),
             "Nothing is known of its tuning."
             if model.shown.compiler
             else "What is not compiled is not tuned.",
         ),
     ):
         caption_made = element("figcaption", caption, element("span", f" {chart.title}" if chart else ""))
-        body = drawn(chart, ids) if chart else element("p", empty, class_="empty")
+        body = draw(chart, ids) if chart else element("p", empty, class_="empty")
         yield element("figure", caption_made, body)
 
 
@@ -178,7 +178,7 @@ def _versions(model: ReportedModel) -> Element | None:
             rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))
         else:
             rows.append(
-                (str(span.number), moment(span.since), *_compared(version, history), version.why, end)
+                (str(span.number), moment(span.since), *_comparison_cells(version, history), version.why, end)
             )
         numbers.add(span.number)
     never = [version for version in history.versions if version.number not in numbers]
@@ -191,9 +191,9 @@ def _versions(model: ReportedModel) -> Element | None:
     )
 
 
-def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, str, str]:
+def _comparison_cells(version: ModelVersion, history: ModelHistory) -> tuple[str, str, str, str]:
     """Return four cells: the former and the new time, the gain, and the time in service; - if unknown."""
-    median_us = served_median(history, version.number)
+    median_us = median_in_service(history, version.number)
     taken = milliseconds(median_us) if median_us is not None else "-"
     if not version.old_us or not version.new_us:
         return "-", "-", "-", taken

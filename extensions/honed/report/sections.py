@@ -111,7 +111,7 @@ def _caches(peaks: DevicePeaks | None) -> Element | None:
     return more("Bandwidth by working set", table("Bandwidth by working set", ("bytes", ">speed"), rows))
 
 
-def spent_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
+def time_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
     """Return the section on tasks by their share of the recent time of all models."""
     found = task_shares(models)
     if not found:
@@ -131,11 +131,11 @@ def spent_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
         )
         if len(found) > _TASKS_SHOWN
         else None,
-        _unknown(unknown),
+        _models_without_tasks(unknown),
     )
 
 
-def _unknown(models: Sequence[str]) -> Element | None:
+def _models_without_tasks(models: Sequence[str]) -> Element | None:
     if not models:
         return None
     names = [part for name in models for part in (", ", name_of(name))][1:]

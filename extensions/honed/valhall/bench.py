@@ -32,7 +32,7 @@ YARDSTICK = 1.0  # Seconds; the device's speed is always the same
 AHEAD = 64
 
 
-def predicted(bench: str, mesa: str = "") -> DeviceProfile:
+def bench_profile(bench: str, mesa: str = "") -> DeviceProfile:
     """Return the profile of one of BENCHES, with an identity that says that its times are predicted.
 
     With `mesa`, one of the compiler's ROOTS, they are those of this Mesa's driver, else of Arm's.
@@ -104,7 +104,7 @@ class BenchMeasurer:
         self.spent = {"build": time.monotonic() - began}
         self._begin(candidate)
         try:
-            launches = inference_launches(self._loaded(), candidate)
+            launches = inference_launches(self._require_workload(), candidate)
             judged = self._judge.judge(candidate.source, launches, dump)
         except OfflineCompileFailed as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
@@ -122,10 +122,10 @@ class BenchMeasurer:
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
-        submitted = Submitted(self._loaded(), candidate, self._profile, MeasureLimits())
+        submitted = Submitted(self._require_workload(), candidate, self._profile, MeasureLimits())
         return checks.first_refusal(checks.SUBMITTED, submitted)
 
-    def _loaded(self) -> Workload:
+    def _require_workload(self) -> Workload:
         if self._workload is None:
             raise InvalidArgument("no workload is loaded; load one before judging candidates")
         return self._workload
@@ -135,7 +135,7 @@ def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Measu
     """Return a bench with its profile's peaks; raise DeviceError if its compiler cannot be used."""
     root = Path(job.settings.get("root", ROOT))
     mesa = next((name for name, place in ROOTS.items() if place == root != ROOT), "")
-    compiler, profile = OfflineCompiler(root), predicted(job.settings["device"], mesa)
+    compiler, profile = OfflineCompiler(root), bench_profile(job.settings["device"], mesa)
     return MeasurementBackend(
         spec=None,
         answers=False,

@@ -101,9 +101,9 @@ class OfflineCompiler:
     def build(self, source: str) -> Future[Dump]:
         """Return a future of a program's dump; its exception is OfflineCompileFailed if there is none."""
         self._count += 1
-        return self._pool.submit(self._built, Path(self._folder.name) / f"{self._count}.cl", source)
+        return self._pool.submit(self._build, Path(self._folder.name) / f"{self._count}.cl", source)
 
-    def _built(self, path: Path, source: str) -> Dump:
+    def _build(self, path: Path, source: str) -> Dump:
         server = self._free.get()
         try:
             if server is None:
@@ -140,7 +140,7 @@ class _Server:
         )
         if self._line(_START_SECONDS) is None:
             self.close()
-            raise _gone()
+            raise _compiler_lost()
 
     def build(self, path: str) -> str:
         """Build a file, and return the server's word for how that ended.
@@ -179,7 +179,7 @@ class _Server:
         line = stream.readline()
         if not line:
             self._process.wait()
-            raise _gone()
+            raise _compiler_lost()
         return line.decode(errors="replace").strip()
 
 
@@ -188,5 +188,5 @@ def _command(root: Path) -> list[str]:
     return ["chroot", str(root), *emulator, _SERVER]
 
 
-def _gone() -> DeviceError:
+def _compiler_lost() -> DeviceError:
     return DeviceError("the offline compiler ended or hangs; make it again with benchmarks/valhall/build")

@@ -81,7 +81,7 @@ class _CountedLoop:
     test: int  # The last block that runs once more; before the first if none does
 
 
-def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
+def count(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
     """Count a kernel, for a launch of this geometry.
 
     If the lines that a warp touches are not known, its lanes are assumed to be contiguous in memory.

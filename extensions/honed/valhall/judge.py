@@ -22,7 +22,7 @@ from honed.machine.families import DriverClass
 from honed.tuner.lower.program import KernelLaunch
 
 from .compiler import Dump, OfflineCompileFailed, OfflineCompiler
-from .count import Counted, Counts, counted
+from .count import Counted, Counts, count
 from .dump import KernelDump, Unreadable, kernels
 from .lanes import CORES, LaunchGeometry
 
@@ -138,7 +138,7 @@ class MachineCodeJudge:
         if kernel is None:
             raise OfflineCompileFailed(f"the compiler made {', '.join(found)}, and no {launch.entry}")
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
-        counts = counted(kernel, geometry)
+        counts = count(kernel, geometry)
         least = by_arm(counts.whole, vectors=bool(_VECTORS.search(source)))
         return JudgedLaunch(
             launch=launch,

@@ -119,7 +119,7 @@ def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
         shown = _SHOWN.findall(rest)
         if operation == "iadd" and len(shown) == 1 and all(map(_ACCESS.match, alone)):
             width = 64 if cost == _ADDED else 32
-            if int(_signed(np.array([int(shown[0], 0)], np.uint64), width)[0]) in _OFFSETS:
+            if int(_as_signed(np.array([int(shown[0], 0)], np.uint64), width)[0]) in _OFFSETS:
                 found[block] = found.get(block, 0) + cost
     return found
 
@@ -162,13 +162,13 @@ class _WorkGroup:
         if operation == "@load_ubo" or operation.startswith("@load_base_"):
             return [self._zero] * components
         if operation in self._known:
-            return [_masked(one, bits) for one in self._known[operation][:components]]
+            return [_mask(one, bits) for one in self._known[operation][:components]]
         operands = _operands(rest, values)
         if operation == "phi":
             return next((one for one in operands if one is not None), None)
         if any(one is None for one in operands):
             return None
-        return _computed(operation, [one for one in operands if one is not None], bits, components)
+        return _compute(operation, [one for one in operands if one is not None], bits, components)
 
 
 def _operands(rest: str, values: Mapping[str, _Value]) -> list[_Value]:
@@ -187,11 +187,11 @@ def _number(text: str) -> int:
     return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text, 0)
 
 
-def _masked(value: _Lanes, bits: int) -> _Lanes:
+def _mask(value: _Lanes, bits: int) -> _Lanes:
     return value & np.uint64((1 << bits) - 1)
 
 
-def _signed(value: _Lanes, bits: int) -> npt.NDArray[np.int64]:
+def _as_signed(value: _Lanes, bits: int) -> npt.NDArray[np.int64]:
     left = np.uint64(64 - bits)
     return (value << left).view(np.int64) >> np.int64(64 - bits)
 
@@ -214,7 +214,7 @@ _SIGNED: Mapping[str, Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], n
 _SHIFTS: Mapping[str, Callable[[_Lanes, _Lanes, int], _Lanes]] = {
     "ishl": lambda a, by, _: a << by,
     "ushr": lambda a, by, _: a >> by,
-    "ishr": lambda a, by, bits: (_signed(a, bits) >> by.view(np.int64)).view(np.uint64),
+    "ishr": lambda a, by, bits: (_as_signed(a, bits) >> by.view(np.int64)).view(np.uint64),
 }
 _UNARY: Mapping[str, Callable[[_Lanes], _Lanes]] = {
     "inot": operator.invert,
@@ -228,7 +228,7 @@ _COMPARISON = re.compile(r"([iu])(lt|ge|eq|ne)(?:\d+|_pan)?$")
 _PARTS = re.compile(r"(extract|insert)_[iu](8|16)$")
 
 
-def _computed(operation: str, operands: list[list[_Lanes]], bits: int, components: int) -> _Value:
+def _compute(operation: str, operands: list[list[_Lanes]], bits: int, components: int) -> _Value:
     """Return the result of an operation on integers, by component; None for other operations."""
     if operation in ("vec2", "vec3", "vec4", "vec8", "vec16"):
         return [one[0] for one in operands]
@@ -236,7 +236,7 @@ def _computed(operation: str, operands: list[list[_Lanes]], bits: int, component
         low, high = operands[0][:2]
         return [low | high << np.uint64(bits // 2)]
     if operation in ("unpack_64_2x32", "unpack_32_2x16"):
-        return [_masked(operands[0][0] >> np.uint64(bits * n), bits) for n in range(components)]
+        return [_mask(operands[0][0] >> np.uint64(bits * n), bits) for n in range(components)]
     found: list[_Lanes] = []
     for n in range(components):
         if any(n >= len(one) for one in operands):
@@ -244,7 +244,7 @@ def _computed(operation: str, operands: list[list[_Lanes]], bits: int, component
         one = _component(operation, [each[n] for each in operands], bits)
         if one is None:
             return None
-        found.append(_masked(one, bits))
+        found.append(_mask(one, bits))
     return found
 
 
@@ -255,15 +255,15 @@ def _component(operation: str, given: list[_Lanes], bits: int) -> _Lanes | None:
         return _ARITHMETIC[operation](a, b)
     if (match := _COMPARISON.match(operation)) is not None:
         width = 32 if bits == 1 else bits
-        x, y = (a, b) if match.group(1) == "u" else (_signed(a, width), _signed(b, width))
+        x, y = (a, b) if match.group(1) == "u" else (_as_signed(a, width), _as_signed(b, width))
         return np.where(_COMPARED[match.group(2)](x, y), np.uint64((1 << bits) - 1), np.uint64(0))
     if (match := _PARTS.match(operation)) is not None:
         place, width = b * np.uint64(match.group(2)), int(match.group(2))
-        return _masked(a >> place, width) if match.group(1) == "extract" else _masked(a, width) << place
+        return _mask(a >> place, width) if match.group(1) == "extract" else _mask(a, width) << place
     if operation in _SHIFTS:
         return _SHIFTS[operation](a, b & np.uint64(bits - 1), bits)
     if operation in _SIGNED:
-        return _SIGNED[operation](_signed(a, bits), _signed(b, bits)).view(np.uint64)
+        return _SIGNED[operation](_as_signed(a, bits), _as_signed(b, bits)).view(np.uint64)
     if operation in _UNARY:
         return _UNARY[operation](a)
     if operation.startswith("b2i"):

@@ -197,9 +197,9 @@ def test_schedules_of_a_version_that_is_taken_back_are_named_for_a_hub(
     fast = spin.write(tmp_path / "fast.honed", FAST, also=measured)
     assert publish(client, fast)["published"]
     assert client.history("m")["versions"][1]["brought"] == ["k1 0123456789ab"]
-    assert machine.withdrawn(client) == []
+    assert machine.find_withdrawn(client) == []
     client.rollback("m")
-    assert machine.withdrawn(client) == [Withdrawn("k1", "0123456789ab")]
+    assert machine.find_withdrawn(client) == [Withdrawn("k1", "0123456789ab")]
 
 
 def test_what_is_not_its_successor_is_refused(client: Client, tmp_path: Path) -> None:

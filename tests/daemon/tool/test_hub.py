@@ -171,4 +171,4 @@ def test_the_program_pulls_and_pushes_and_comes_back_after_a_hub_was_away(
     with cellar.changing() as memory:
         memory.retry_s = 0.0
     assert look(socket, cellar, 0.5, 0.0) is HubAction.PULL
-    assert cellar.remembered().sources[0].records == 2
+    assert cellar.read_state().sources[0].records == 2

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from honed.protocol import strict
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.results import LatencyPoint
-from honed.report.charts import Scale, heights, served, times
+from honed.report.charts import Scale, heights, latency_chart, times
 from honed.report.command import page
-from honed.report.contents import Report, gain, gather, served_median, task_shares
+from honed.report.contents import Report, gain, gather, median_in_service, task_shares
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean
@@ -192,8 +192,8 @@ def test_gains_are_those_of_the_versions_that_led_to_the_one_served() -> None:
     # 1, 2, 3, 4, back to 3, 5: what 4 won does not count.
     assert gain(history) == pytest.approx((1 / 0.62) ** 3)
     assert gain(sample().models[1].history) is None
-    assert served_median(history, 2) == pytest.approx(91_000 * 0.62)
-    assert served_median(history, 9) is None
+    assert median_in_service(history, 2) == pytest.approx(91_000 * 0.62)
+    assert median_in_service(history, 9) is None
 
 
 def test_shares_are_of_the_time_of_all_models() -> None:
@@ -247,7 +247,7 @@ def test_any_latencies_are_drawn(points: list[LatencyPoint]) -> None:
     history = strict.copy_fields(
         type(sample().models[0].history), sample().models[0].history, latency=tuple(points)
     )
-    chart = served(history)
+    chart = latency_chart(history)
     assert (chart is None) == (not points)
     if chart is not None:
         assert sum(map(len, chart.lines)) == len(points)

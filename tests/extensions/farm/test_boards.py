@@ -28,7 +28,7 @@ def test_an_answer_that_is_lost_with_its_board_holds_nobody_up(
     wait_for(lambda: future.status == "finished", "an answer")
     killed.kill()
     monkeypatch.setattr(boards, "_ANSWER_SECONDS", 0.5)
-    came = called.came(60.0)
+    came = called.next_answer(60.0)
     assert came is not None
     assert (came.number, came.data) == (number, None)
     assert "lost" in came.why
@@ -46,10 +46,10 @@ def test_a_board_that_takes_nothing_holds_nobody_up(
     os.kill(stuck.process.pid, signal.SIGSTOP)
     try:
         number = called.load(address, b"a task's memory")
-        assert called.came(0.2) is None
+        assert called.next_answer(0.2) is None
     finally:
         os.kill(stuck.process.pid, signal.SIGCONT)
-    came = called.came(60.0)
+    came = called.next_answer(60.0)
     assert came is not None
     assert came.number == number
     called.close()

@@ -79,7 +79,7 @@ def test_boards_are_killed_and_added_and_no_candidate_is_lost_or_counts_twice(
     with joined(farm, device, searching) as measurer:
         measurer.load(workload)
         first_ones = (candidates(workload, 1000)[number] for number in range(24, 1000))
-        while measurer.joined < 2:
+        while measurer.board_count < 2:
             measurer.measure(next(first_ones))
         searching.noted.clear()
         measurer.counts.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from honed.farm import rows
-from honed.farm.boards import FarmChoice, chosen
+from honed.farm.boards import FarmChoice, choose_device
 from honed.farm.measurer import FarmMeasurer
 from honed.machine import profilefile
 from honed.machine.kernellog import FaultIncident
@@ -19,12 +19,12 @@ from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.verdict import Outcome, StoredOutcome
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.tuner.liars import honest
 
 from .planted import PlantedBoard, PlantedBoards, right
 
-PROFILE = predicted("mali-g610")
+PROFILE = bench_profile("mali-g610")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_batch_is_measured_by_all(workload: Workload) -> None:
     boards = PlantedBoards(PROFILE, a=PlantedBoard(), b=PlantedBoard())
     told, all_ = Told(), candidates(workload, 8)
     measurer = measuring(boards, told, workload)
-    while measurer.joined < 2:
+    while measurer.board_count < 2:
         measurer.measure(replace(all_[0], id=f"first {len(told.noted)}"))
     for candidate in all_:
         measurer.prepare(candidate)
@@ -245,7 +245,7 @@ def test_a_farm_of_several_devices_asks_which() -> None:
             )
         )
     with pytest.raises(DeviceError, match=r"boards of several devices \(Mali-G52.*, Mali-G610.*--device"):
-        chosen(greetings, FarmChoice(url=""))
+        choose_device(greetings, FarmChoice(url=""))
     assert PROFILE.peaks is not None
     faster = replace(
         PROFILE,
@@ -253,7 +253,7 @@ def test_a_farm_of_several_devices_asks_which() -> None:
         peaks=replace(PROFILE.peaks, launch_us=1.0),
     )
     another = replace(greetings[0], profile=profilefile.to_dict(faster))
-    profile, depth = chosen([*greetings, another], FarmChoice(url="", device="g610"))
+    profile, depth = choose_device([*greetings, another], FarmChoice(url="", device="g610"))
     assert (profile.identity.name, depth) == ("Mali-G610", 4)
     assert profile.peaks is not None
     assert profile.peaks.launch_us == 1.0, "the best of all"

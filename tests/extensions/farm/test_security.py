@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from honed.farm import scheduler
 from honed.farm.certificates import issue
-from honed.farm.scheduler import checked, security
+from honed.farm.scheduler import check_address, security
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 
 
@@ -32,13 +32,13 @@ from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unav
     ],
 )
 def test_addresses_have_a_port(url: str, whole: str) -> None:
-    assert checked(url) == checked(whole) == whole
+    assert check_address(url) == check_address(whole) == whole
 
 
 @pytest.mark.parametrize("host", ["pc", "10.0.0.7", "0.0.0.0", "[::]", "127.0.0.1.example", "localhost.lan"])
 def test_without_tls_only_this_machine_is_reached(host: str) -> None:
     with pytest.raises(InvalidArgument, match="is not encrypted"):
-        checked(f"tcp://{host}:8786")
+        check_address(f"tcp://{host}:8786")
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_without_tls_only_this_machine_is_reached(host: str) -> None:
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgument, match="no address"):
-        checked(url)
+        check_address(url)
 
 
 @given(st.text())
 def test_any_text_is_an_address_or_refused(url: str) -> None:
     with suppress(InvalidArgument):
-        assert checked(checked(url)) == checked(url)
+        assert check_address(check_address(url)) == check_address(url)
 
 
 def test_tls_wants_certificates(tmp_path: Path) -> None:

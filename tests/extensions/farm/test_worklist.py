@@ -124,10 +124,10 @@ class Farm(RuleBasedStateMachine):
         self.loading.remove(load)
         if works:
             self.ready[load.board] = load.task
-            self.feed(self.list.loaded(load.board, load.task, self.now))
+            self.feed(self.list.record_load(load.board, load.task, self.now))
         else:
             self.away[load.board] = max(self.away.get(load.board, 0.0), self.now + 5.0)
-            self.feed(self.list.loaded(load.board, None, self.now, away=5.0))
+            self.feed(self.list.record_load(load.board, None, self.now, away=5.0))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), yardstick=st.sampled_from([None, 1.0, 1.05, 1.3, 3.0]), again=st.booleans())
@@ -135,7 +135,7 @@ class Farm(RuleBasedStateMachine):
         """A board answers; where it had left, or answers twice, that counts for nothing."""
         ticket = data.draw(st.sampled_from(self.open))
         for _ in range(1 + again):
-            self.feed(self.list.judged(ticket, yardstick, self.now))
+            self.feed(self.list.accept_verdict(ticket, yardstick, self.now))
         self.open.remove(ticket)
 
     @precondition(lambda self: self.open)
@@ -189,10 +189,10 @@ class Farm(RuleBasedStateMachine):
         while self.list.waiting or self.list.out:
             for load in self.loading:
                 self.ready[load.board] = load.task
-                self.feed(self.list.loaded(load.board, load.task, self.now))
+                self.feed(self.list.record_load(load.board, load.task, self.now))
             self.loading.clear()
             assert self.open
-            self.feed(self.list.judged(self.open.pop(0), 1.0, self.now))
+            self.feed(self.list.accept_verdict(self.open.pop(0), 1.0, self.now))
         self.nothing_is_lost_or_counts_twice()
 
 
@@ -208,7 +208,7 @@ class Listed:
         self.list.take("t", 0.0)
         for board in boards:
             self.list.join(board, depth, 0.0)
-            self.list.loaded(board, "t", 0.0)
+            self.list.record_load(board, "t", 0.0)
 
 
 def handed(actions: list[Action]) -> list[AssignCandidate]:
@@ -236,7 +236,7 @@ def test_one_of_which_a_board_died_is_judged_alone_and_blamed_for_the_second() -
         listed.list.want(f"c{n}", 0.0)
     listed.list.leave("a", 0.0)  # c0 was being judged
     listed.list.join("b", 2, 0.0)
-    (alone,) = handed(listed.list.loaded("b", "t", 0.0))
+    (alone,) = handed(listed.list.record_load("b", "t", 0.0))
     assert alone.candidate == "c0"
     actions = listed.list.leave("b", 0.0)
     assert BoardBlame("c0", 2) in actions
@@ -260,7 +260,7 @@ def test_a_board_that_lost_its_task_loads_it_again() -> None:
 def judged(listed: Listed, board: str, yardstick: float, now: float = 0.0) -> list[Action]:
     """What comes of the next candidate that a board judges."""
     ticket = listed.list.boards[board].tickets[0]
-    return listed.list.judged(ticket, yardstick, now)
+    return listed.list.accept_verdict(ticket, yardstick, now)
 
 
 def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:

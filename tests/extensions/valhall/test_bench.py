@@ -26,7 +26,7 @@ from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
-from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, predicted
+from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, bench_profile
 from honed.valhall.compiler import Dump, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.count import Counts
 from honed.valhall.judge import (
@@ -147,7 +147,7 @@ def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> 
 
 def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, workload: Workload) -> None:
     noted: list[str] = []
-    measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda one: noted.append(one.id))
+    measurer = BenchMeasurer(compiler, bench_profile("mali-g610"), lambda one: noted.append(one.id))
     with pytest.raises(InvalidArgument, match="no workload"):
         measurer.measure(candidate(source))
     measurer.load(workload)
@@ -174,7 +174,7 @@ def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, 
     )
     found = []
     for constants in ((), (0,)):
-        measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
+        measurer = BenchMeasurer(compiler, bench_profile("mali-g610"), lambda _: None)
         measurer.load(replace(workload, constants=constants))
         verdict = measurer.measure(two)
         assert verdict.timing is not None
@@ -187,7 +187,7 @@ def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, 
 
 
 def test_what_does_not_build_is_refused(compiler: OneProgram, source: str, workload: Workload) -> None:
-    measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
+    measurer = BenchMeasurer(compiler, bench_profile("mali-g610"), lambda _: None)
     measurer.load(workload)
     verdict = measurer.measure(candidate("__kernel void other() {}"))
     assert (verdict.outcome, verdict.timing) == (Outcome.BUILD, None)
@@ -247,7 +247,7 @@ def test_a_session_has_a_whole_batch_built_at_once(
     sources = [f"{source}// {n}\n" for n in range(5)]
     compiler = OneProgram({each: dump if n == 3 else slower for n, each in enumerate(sources[:-1])})
     planted, built = Planted(workload, sources), list[int]()
-    profile = predicted("mali-g610")
+    profile = bench_profile("mali-g610")
     with Records.open(tmp_path / "records.sqlite") as records:
         records.keep_yardstick(setup_for(profile.identity), YARDSTICK)
         session = TuningSession(
@@ -269,8 +269,8 @@ def test_a_session_has_a_whole_batch_built_at_once(
 
 
 def test_predictions_are_kept_apart_from_what_a_board_measures() -> None:
-    board = replace(predicted("mali-g610").identity, platform="ARM Platform", kernel_driver="kbase")
-    ours = setup_for(predicted("mali-g610").identity)
+    board = replace(bench_profile("mali-g610").identity, platform="ARM Platform", kernel_driver="kbase")
+    ours = setup_for(bench_profile("mali-g610").identity)
     assert ours.driver == DRIVER
     assert ours.device_key != setup_for(board).device_key
 

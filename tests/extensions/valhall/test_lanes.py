@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from honed.valhall.compiler import Dump
-from honed.valhall.count import counted
+from honed.valhall.count import count
 from honed.valhall.dump import kernels
 from honed.valhall.lanes import Access, LaunchGeometry, accesses, constant_offsets
 
@@ -62,7 +62,7 @@ def test_lines_are_those_of_the_lanes_of_a_warp(
 
 def test_lines_of_a_kernel_are_those_of_its_launch(dump: Dump, dump26: Dump) -> None:
     """Each lane reads rows of 1,536 bytes of its own, and all the same of the second operand."""
-    halves, whole = (counted(kernels(one)["__wrapped_sums"], group(16)) for one in (dump, dump26))
+    halves, whole = (count(kernels(one)["__wrapped_sums"], group(16)) for one in (dump, dump26))
     assert (halves.main.lines, whole.main.lines) == (2 * 16 + 2 * 1, 16 + 1)
     assert halves.whole.lines == 96 * 34 + 2 * 4, "its two stores touch the same 256 bytes"
     assert whole.whole.lines == 96 * 17 + 4

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from honed.valhall.compiler import Dump
-from honed.valhall.count import counted, pipe_of
+from honed.valhall.count import count, pipe_of
 from honed.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels, trip_counts
 from honed.valhall.judge import CLOCK_HZ, bound
 from honed.valhall.lanes import LaunchGeometry
@@ -41,7 +41,7 @@ def test_instructions_go_to_the_pipes_that_the_compiler_counts_them_for(dump: Du
     kernel = kernels(dump)[name]
     said = dump.stats.splitlines()[1 if name == SUMS else 2]
     cycles = {pipe: float(c) for c, pipe in re.findall(r"([\d.]+) (fma|cvt|sfu|ls)\b", said)}
-    once = counted(replace(kernel, trips=(1,), once_more=())).whole
+    once = count(replace(kernel, trips=(1,), once_more=())).whole
     assert once.fma / 64 == cycles["fma"]
     assert once.cvt / 64 == cycles["cvt"]
     assert once.sfu / 16 == cycles["sfu"]
@@ -66,7 +66,7 @@ def test_instructions_of_mesa_26_are_counted_as_it_counts_them(dump26: Dump, nam
     kernel = kernels(dump26)[name]
     said = [line for line in dump26.stats.splitlines() if " instrs, " in line][0 if name == SUMS else 1]
     cycles = {pipe: float(c) for c, pipe in re.findall(r"([\d.]+) (fma|cvt|sfu|alu|ls)\b", said)}
-    once = counted(replace(kernel, trips=(1,), once_more=())).whole
+    once = count(replace(kernel, trips=(1,), once_more=())).whole
     assert (once.fma / 64, once.cvt / 64, once.sfu / 16) == (cycles["fma"], cycles["cvt"], cycles["sfu"])
     assert once.ls == cycles["ls"]
     geometry = LaunchGeometry(grid=(1, 1, 1), block=(16, 1, 1))
@@ -75,7 +75,7 @@ def test_instructions_of_mesa_26_are_counted_as_it_counts_them(dump26: Dump, nam
 
 
 def test_mesa_26_packs_halves_in_a_loop(dump26: Dump) -> None:
-    found = counted(kernels(dump26)[SUMS])
+    found = count(kernels(dump26)[SUMS])
     assert found.certain
     assert (found.main.fma, found.main.half) == (4, 0), "eight products by four instructions"
 
@@ -84,13 +84,13 @@ def test_what_precedes_the_test_of_this_turns_value_runs_once_more(dump: Dump) -
     """Mesa 25 tests at the top of its loop, so its test runs once more; its work does not."""
     kernel = kernels(dump)[SUMS]
     assert kernel.once_more == (True,)
-    before, after = (counted(replace(kernel, once_more=once_more)).whole for once_more in ((), (True,)))
+    before, after = (count(replace(kernel, once_more=once_more)).whole for once_more in ((), (True,)))
     assert (after.fma, after.ls) == (before.fma, before.ls)
     assert after.cvt == before.cvt + 3, "a comparison and two branches"
 
 
 def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
-    found = counted(kernels(dump)[SUMS])
+    found = count(kernels(dump)[SUMS])
     assert found.certain
     assert (found.main.fma, found.whole.fma) == (8, 96 * 8)
     assert found.whole.half == found.whole.fma, "all of it is on halves"
@@ -110,7 +110,7 @@ def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
     ],
 )
 def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str, half: int) -> None:
-    found = counted(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
+    found = count(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
     assert (found.fma, found.half) == (1, half)
 
 
@@ -119,21 +119,21 @@ def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str,
 )
 def test_a_fetch_takes_as_long_as_its_texel_is_wide(registers: str, clocks: int) -> None:
     text = f"{registers} = TEX_FETCH.flow1.rgba.2d.f16 r4:r5, r6^, r7^, sr_count:2"
-    found = counted(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
+    found = count(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
     assert (found.tex, found.cycles["tex"], found.ls, found.cvt) == (1, clocks, 0, 0)
 
 
 def test_a_loop_of_unknown_turns_counts_once_and_is_said_to(dump: Dump) -> None:
-    found = counted(kernels(dump)[UNTIL])
+    found = count(kernels(dump)[UNTIL])
     assert not found.certain
     assert found.whole.fma == 1
 
 
 def test_lines_of_loads_are_those_of_their_width(dump: Dump) -> None:
     narrow = Dump(dump.code.replace("LOAD.i64", "LOAD.i16"), dump.stats)
-    assert counted(kernels(narrow)[SUMS]).main.lines == 4
+    assert count(kernels(narrow)[SUMS]).main.lines == 4
     wide = Dump(dump.code.replace("LOAD.i64", "LOAD.i128"), dump.stats)
-    assert counted(kernels(wide)[SUMS]).main.lines == 16
+    assert count(kernels(wide)[SUMS]).main.lines == 16
 
 
 @pytest.mark.parametrize(

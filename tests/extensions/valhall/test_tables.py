@@ -11,7 +11,7 @@ import pytest
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.tune.extract import extract
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from honed.valhall.compiler import ROOTS, OfflineCompiler
 from honed.valhall.dump import kernels
 from tests.tuner.graph.graphs import parsed
@@ -91,7 +91,7 @@ def _models() -> list[str]:
     ],
 )
 def test_no_table_serves_a_tile_that_spills(mesa: str, tmp_path: Path) -> None:
-    profile, sources = predicted("mali-g610", mesa), []
+    profile, sources = bench_profile("mali-g610", mesa), []
     halves = [_with_weights(parsed(text)) for text in _models()] + _few_bits()
     models = [(model, "fp16") for model in halves]
     models += [(_with_weights(parsed(text)), "fp32") for text in _gated()]

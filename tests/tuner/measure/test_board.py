@@ -27,7 +27,7 @@ from honed.machine import microbench
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
 from honed.runtime.errors import DeviceError
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_each_family_has_tasks_with_several_schedules(programs: list[Program]) -
 
 
 def test_every_kernel_fits_a_mali(programs: list[Program]) -> None:
-    limits = predicted("mali-g610").limits
+    limits = bench_profile("mali-g610").limits
     for program in programs:
         assert program.plain_us >= program.packed_us > 0
         written = {n for n, buffer in enumerate(program.buffers) if buffer.role == "out"}
@@ -109,7 +109,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, device: str, **us: float) -> machin
     """What a device says whose kernels take 16 us, but for those given."""
     times = [Timed(us=us.get(name, 16.0)) for name in machine.KERNELS]
     monkeypatch.setattr(supervising, "work_off", lambda *_, each_seconds: times)
-    return machine.settle(replace(predicted("mali-g610").identity, name=device), "0:0", 60.0)
+    return machine.settle(replace(bench_profile("mali-g610").identity, name=device), "0:0", 60.0)
 
 
 def test_each_question_has_one_answer_that_honed_assumes() -> None:

@@ -25,11 +25,11 @@ from honed.tuner.mixed_precision.choose import why_not_half
 from honed.tuner.tune.extract import extract
 from honed.tuner.verify import levels
 from honed.tuner.verify.confined import DEFAULT_LIMITS
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.tuner.graph.graphs import SAME, TOWERS, parsed
 
 pytestmark = pytest.mark.tvm
-MALI = predicted("mali-g610")
+MALI = bench_profile("mali-g610")
 
 
 def _peaks(half: float | None) -> DevicePeaks:

@@ -69,8 +69,8 @@ def measured(folder: Path, *candidates: tuple[int, Verdict], setup: MeasurementS
 
 def take_in(records: Records, lines: list[Any], name: str = "attic") -> Any:
     """Import them as a pull does."""
-    packed = objects.packed([objects.shared(line) for line in lines])
-    given = b"".join(objects.hint(line, name)[0] for line in objects.unpacked(packed) if line)
+    packed = objects.pack([objects.shareable_part(line) for line in lines])
+    given = b"".join(objects.hint(line, name)[0] for line in objects.unpack(packed) if line)
     return import_jsonl(records, io.BytesIO(given), SETUP)
 
 

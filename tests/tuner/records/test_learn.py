@@ -24,11 +24,11 @@ from honed.learn import (
     Samples,
     better,
     files,
-    held_out,
+    judge_held_out,
     learn,
     records,
 )
-from honed.learn import learned as learned_from
+from honed.learn import train_prior as learned_from
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
@@ -40,7 +40,7 @@ from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Prior, for_driver
 from honed.tuner.search.draw import ScheduleSample, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 
 _SIZES = ((16, 24, 32), (8, 64, 48), (32, 32, 32), (64, 16, 80), (24, 96, 16), (48, 40, 64))
 _EACH = 3
@@ -73,7 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     steps = " ".join(f"p{n} = MatMul(x{n}, w{n}) y{n} = Relu(p{n})" for n in range(len(_SIZES)))
     text = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => ({outputs}) {{ {steps} }}'
     onnx.save(onnx.parser.parse_model(text), folder / "products.onnx")
-    profile = predicted("mali-g610")
+    profile = bench_profile("mali-g610")
     tasks = []
     for one in extract(folder / "products.onnx", {}, "fp32", profile).tasks:
         func = narrow_indices(one.func)
@@ -230,7 +230,7 @@ def test_a_workload_is_held_out_on_all_its_devices() -> None:
         workloads=workloads,
         ruled=np.zeros(len(seconds), np.bool_),
     )
-    judged = held_out(samples)
+    judged = judge_held_out(samples)
     assert len(judged) == 2 * tasks
     assert np.mean([one.correlation for one in judged]) < 0.5  # there is nothing to be learned
 

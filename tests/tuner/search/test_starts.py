@@ -27,7 +27,7 @@ from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import held_clocks
 from honed.tuner.tune.extract import extract
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.tuner.graph.graphs import parsed
 from tests.tuner.lower.test_decoders import packed as few_bits
 
@@ -178,7 +178,7 @@ def test_a_search_begins_with_what_either_bound_of_the_bench_calls_best_by_far()
 def test_mesa_25_adds_sixteen_terms_up_before_the_sum_that_a_loop_carries(
     m: int, k: int, expected: list[int]
 ) -> None:
-    one = predicted("mali-g610", "25.0")
+    one = bench_profile("mali-g610", "25.0")
     drawing = SpaceSampler(dense(m, 256, k, "float16"), one, seed=1)
     (row,) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     assert [tile.factors[-1] for _, tile in row.drawn.tiles] == expected
@@ -221,7 +221,7 @@ def pointwise(given: int, made: int, then: str, folder: Path) -> tirx.PrimFunc:
 
 def of_mesa_25(func: tirx.PrimFunc) -> list[ScheduleTrace]:
     """The tables' rows for a function, the best first."""
-    one = predicted("mali-g610", "25.0")
+    one = bench_profile("mali-g610", "25.0")
     sketches = [read(traces.to_text(sketch.trace)) for sketch in rules.space(func, target_for(one), one)]
     return sorted(starts(sketches, one.driver), key=lambda row: held_clocks(row, one.driver))
 
@@ -229,7 +229,7 @@ def of_mesa_25(func: tirx.PrimFunc) -> list[ScheduleTrace]:
 def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
     a, b = (te.placeholder((256, n), "float16", name=f"of{n}") for n in (192, 384))
     func = te.create_prim_func([a, b, topi.matmul(a, b, transp_a=True)])
-    one = predicted("mali-g610", "26.2")
+    one = bench_profile("mali-g610", "26.2")
     drawing = SpaceSampler(func, one, seed=1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     assert {row.drawn.tiles[0][1].factors[-1] for row in rows} <= {4, 8}
@@ -267,7 +267,7 @@ def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches_and_by_what_it_
 def test_mesa_26_unrolls_no_sums_over_short_rows(
     mesa: str, columns: int, turns: list[tuple[str, str]]
 ) -> None:
-    one, func = predicted("mali-g610", mesa), dense(112, columns, 336, "float16")
+    one, func = bench_profile("mali-g610", mesa), dense(112, columns, 336, "float16")
     drawing = SpaceSampler(func, one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     played = drawing.played(first)
@@ -285,7 +285,7 @@ def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str)
         product.shape,
         lambda i, j: tirx.Select(mask[i, j] != zero, product[i, j], tirx.const(0, "float16")),
     )
-    one = predicted("mali-g610", "26.2")
+    one = bench_profile("mali-g610", "26.2")
     drawing = SpaceSampler(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     played = drawing.played(first)
@@ -454,7 +454,7 @@ def test_windows_have_more_channels_where_halves_share_registers(
 def test_malis_hold_no_rows_of_an_image_before_their_turn(
     given: int, made: int, side: int, held: int, tmp_path: Path
 ) -> None:
-    one, func = predicted("mali-g610", "26.2"), windows(given, made, side, tmp_path)
+    one, func = bench_profile("mali-g610", "26.2"), windows(given, made, side, tmp_path)
     _, lowered, _ = untuned_kernels(func, "main", target_for(one), one)
     (declared,) = re.findall(r"half\d (pad_temp_local_0.*);", lowered.source)
     assert len(declared.split()) == held

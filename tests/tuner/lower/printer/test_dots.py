@@ -18,7 +18,7 @@ from honed.tuner.compiler import verification
 from honed.tuner.frontend import import_relax, normalise
 from honed.tuner.lower import DOT, DOT_ADD
 from honed.tuner.lower.module import lower_module
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.tuner.frontend.test_rules import run
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
@@ -57,7 +57,7 @@ def model(
 @pytest.fixture
 def mali(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device with the rules of a Mali, and its dot products as functions."""
-    profile = predicted("mali-g610")
+    profile = bench_profile("mali-g610")
     assembled = verification.assemble
 
     def standing_in(*args: Any) -> tuple[CompiledModel, Any]:
@@ -164,12 +164,12 @@ def uses_dots(profile: DeviceProfile) -> bool:
 
 
 def test_only_devices_that_have_instructions_for_them_use_them() -> None:
-    profile = predicted("mali-g610")
+    profile = bench_profile("mali-g610")
     assert uses_dots(profile)
     assert not uses_dots(replace(profile, limits=replace(profile.limits, int8_dots=False)))
 
 
 @pytest.mark.parametrize("driver", ["kbase", "panthor", ""])
 def test_no_driver_is_told_from_another_by_its_name(driver: str) -> None:
-    profile = predicted("mali-g610")
+    profile = bench_profile("mali-g610")
     assert uses_dots(replace(profile, identity=replace(profile.identity, kernel_driver=driver)))

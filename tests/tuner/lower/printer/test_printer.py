@@ -26,7 +26,7 @@ from honed.tuner.search import rules
 from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.search.sketches.grouped import sliced
 from honed.tuner.search.sketches.held import held_clocks
-from honed.valhall.bench import predicted
+from honed.valhall.bench import bench_profile
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
 from tests.tuner.search.search_functions import dense, draws, imagined
@@ -137,7 +137,7 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
 def test_mesa_26_adds_to_addresses_what_it_cannot_know(
     driver: str, terms: int, first: bool, steps: int
 ) -> None:
-    profile = predicted("mali-g610", driver)
+    profile = bench_profile("mali-g610", driver)
     func = narrow_indices(dense(192, 256, terms, "float16"))
     _, lowered, _ = untuned_kernels(func, "main", target_for(profile), profile)
     before, *loops = lowered.source.split("  for (")
