@@ -51,7 +51,7 @@ def main() -> int:
         log = None
         print(f"without the kernel log: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        profile = peaks.measured(device, folder)
+        profile = peaks.load_or_measure(device, folder)
         offered = (_searched if options.by == "search" else _by_hand)(Path(folder), options.n, profile)
         with Measurer(device.spec, profile, kernel_log=log) as measurer:
             loaded, seen = "", Counter[str]()

@@ -32,7 +32,7 @@ def main() -> None:
     device = devices.select(options.device)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        profile = peaks.measured(device, folder)
+        profile = peaks.load_or_measure(device, folder)
         scale, large = honest.scale(place / "scale"), honest.scale(place / "large", 1 << 20)
         dense = honest.dense(place / "dense", 192, 256, 64)
         cases = (

@@ -45,7 +45,7 @@ def main() -> None:
     device = devices.select(options.device)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        profile = peaks.measured(device, place)
+        profile = peaks.load_or_measure(device, place)
         reported: dict[str, Any] = {
             "device": vars_of(profile.identity),
             "peaks": vars_of(profile.peaks),

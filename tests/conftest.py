@@ -203,7 +203,7 @@ def cache_dir(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Pat
         for device in _devices():
             from honed.machine import peaks
 
-            peaks.measured(device, folder)
+            peaks.load_or_measure(device, folder)
 
     return made_once("cache", make)
 
@@ -213,7 +213,7 @@ def profile(device: Device, cache_dir: Path) -> DeviceProfile:
     """The device's profile with its peaks."""
     from honed.machine import peaks
 
-    return peaks.measured(device, cache_dir)
+    return peaks.load_or_measure(device, cache_dir)
 
 
 def _devices() -> list[Device]:

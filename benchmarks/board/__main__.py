@@ -192,7 +192,7 @@ class _KernelLog:
         found: list[kernellog.DatedFault] = []
         with suppress(HonedError):
             while records := self._reader.read():
-                found += [one for one in map(kernellog.seen, records) if one is not None]
+                found += [one for one in map(kernellog.find_fault, records) if one is not None]
         stories = kernellog.group(found)
         lines = [
             f"{story.severity}: {' / '.join(s.fault.text.strip() for s in story.seen)}" for story in stories

@@ -342,7 +342,7 @@ def _timed(bench: Bench, name: str, source: str) -> Timed:
             if not source:
                 return Timed(us=empty_kernels(bench)[0] if name == "queued" else _waited(bench))
             images = [_image(bench)] * (_IMAGE in source)
-            return Timed(us=_turn(bench, cl.Kernel(bench.built(source), _PREFIX + name), *images) * 1e6)
+            return Timed(us=_turn(bench, cl.Kernel(bench.build(source), _PREFIX + name), *images) * 1e6)
     except DeviceError as error:
         return Timed(failed=str(error))
 
@@ -369,7 +369,7 @@ def _turn(bench: Bench, kernel: Any, *images: Any) -> float:
 
 def _waited(bench: Bench) -> float:
     """Return the microseconds of a launch that the host waits for, by its clock: the median of many."""
-    kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
+    kernel = cl.Kernel(bench.build("__kernel void empty(__global float* sink) { }"), "empty")
     queue = cl.CommandQueue(bench.context)  # Takes no times, like the executor's
     sink, taken = bench.buffer(64), list[float]()  # Kernels do not hold their buffers
     kernel.set_args(sink)

@@ -56,7 +56,7 @@ def main() -> None:
         folder = Path(name)
         issue(folder / "certificates", ["pc", "board"])
         device = devices.select(options.device)
-        peaks.measured(device, folder / "cache")
+        peaks.load_or_measure(device, folder / "cache")
         model = folder / "lightglue.onnx"
         lightglue.write(model, 64, False, 0)
         with RunningFarm(folder, folder / "certificates", folder / "cache") as farm:

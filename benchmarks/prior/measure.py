@@ -44,7 +44,7 @@ def main() -> int:
     turn = options.cache_dir / "turn"
     with _in_turn(turn):
         found = survey(options.device, options.cache_dir)
-    profile = found.measured()
+    profile = found.require_peaks()
     with (
         tempfile.TemporaryDirectory() as folder,
         Measurer(found.spec, profile, _LIMITS, builders=1) as measurer,

@@ -304,7 +304,7 @@ def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
             model=bytes(train_prior(gathered).save_raw("ubj")),
         )
         with replacing(job.output) as file:
-            file.write(made.written())
+            file.write(made.to_bytes())
     for why, count in left_out.most_common():
         emit(Note(text=f"{count} records are {why}, and were left out"))
     return events.Learned(

@@ -60,9 +60,9 @@ class UserClient(Client):
         super().__init__(path, timeout=timeout)
         self._uid = uid
 
-    def _connected(self) -> SocketLink:
+    def _ensure_link(self) -> SocketLink:
         with acting(self._uid):
-            return super()._connected()
+            return super()._ensure_link()
 
 
 def raw(path: Path, uid: int = ROOT) -> Raw:

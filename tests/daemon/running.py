@@ -39,7 +39,7 @@ ALL_HOLDS = """
 from honed.runtime import comparison, engines
 
 comparison.PairedTiming.within_allowance = property(lambda self: True)
-engines.compiled_serves = lambda *_, **__: True
+engines.can_compiled_serve = lambda *_, **__: True
 """
 COMPILED_ONLY = '\n[serve]\nengine = "gpu"\n'
 PATIENCE = 15.0  # seconds that a test waits for what is done in the background, beside others

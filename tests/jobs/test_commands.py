@@ -76,7 +76,7 @@ def test_what_a_job_comes_to() -> None:
 
 
 def test_a_job_on_the_same() -> None:
-    check = EXAMPLES[1].derived(Check, memory_mib=64)
+    check = EXAMPLES[1].derive(Check, memory_mib=64)
     assert (check.file, check.shapes, check.profile) == (FILE, {"a=b": (1, 2), "c": (3,)}, Path("p"))
     assert check.memory_mib == 64
 

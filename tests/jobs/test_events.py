@@ -125,7 +125,7 @@ def test_any_other_output_is_no_event(data: bytes) -> None:
 
 
 def listener() -> Listener[Done]:
-    return Listener(Compile(file="m", output="o").derived(Check))  # type: ignore[arg-type]
+    return Listener(Compile(file="m", output="o").derive(Check))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("news", NEWS, ids=lambda event: type(event).__name__)

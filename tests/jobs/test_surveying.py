@@ -45,7 +45,7 @@ def test_the_device_as_this_process_sees_it(device: Device, tmp_path: Path) -> N
     assert found.spec == device.spec
     assert found.profile.identity == device.profile.identity
     assert found.profile.rules == device.profile.rules
-    assert found.measured().peaks is not None
+    assert found.require_peaks().peaks is not None
     assert survey(device.spec, tmp_path) == found, "peaks are measured once"
     assert profilefile.from_dict(profilefile.to_dict(found.profile)) == found.profile
 
@@ -76,12 +76,12 @@ def test_a_device_without_peaks(device: Device, tmp_path: Path, monkeypatch: pyt
     def fail(*_: object, **__: object) -> None:
         raise DeviceError("no clock")
 
-    monkeypatch.setattr(surveying.peaks, "measured", fail)
+    monkeypatch.setattr(surveying.peaks, "load_or_measure", fail)
     _, answer = surveying._answers(device, str(tmp_path), again=False)
     assert answer["spec"] == device.spec
     found = surveying.Survey(device.spec, device.profile, str(answer["no_peaks"]))
     with pytest.raises(HonedError, match=r"peaks cannot be measured: no clock"):
-        found.measured()
+        found.require_peaks()
 
 
 def test_a_device_that_is_too_slow_for_its_peaks(
@@ -96,4 +96,4 @@ def test_a_device_that_is_too_slow_for_its_peaks(
     late = survey(None, tmp_path, seconds=2.0)
     assert (late.spec, late.profile) == (device.spec, device.profile)
     with pytest.raises(DeviceError, match=r"not measured within 2 s: it is too slow, or too busy"):
-        late.measured()
+        late.require_peaks()

@@ -63,7 +63,7 @@ def test_the_roofline_is_the_slower_of_work_and_traffic() -> None:
 def test_what_was_proven_is_within_the_peaks_afterwards(
     peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, half: bool
 ) -> None:
-    raised = roofline.raised_by(peaks, flops, nbytes, seconds, half=half)
+    raised = roofline.raise_peaks(peaks, flops, nbytes, seconds, half=half)
     assert roofline.least_seconds(raised, flops, nbytes, half=half) <= seconds * (1 + 1e-9)
     assert roofline.higher(raised, peaks) == raised, "nothing is lower than before"
     assert (raised == peaks) == (roofline.least_seconds(peaks, flops, nbytes, half=half) <= seconds) or (
@@ -80,19 +80,19 @@ def test_what_was_seen_to_move_is_no_record_of_a_kernel(peaks: DevicePeaks, nbyt
 
 
 def test_each_figure_is_raised_by_itself() -> None:
-    half = roofline.raised_by(PEAKS, 5e9, 8, 0.01, half=True)
+    half = roofline.raise_peaks(PEAKS, 5e9, 8, 0.01, half=True)
     assert half == replace(PEAKS, fp16_gflops=pytest.approx(500.0), raised=("fp16_gflops",))
-    single = roofline.raised_by(half, 5e9, 8, 0.01, half=False)
+    single = roofline.raise_peaks(half, 5e9, 8, 0.01, half=False)
     assert single.raised == ("fp16_gflops", "fp32_gflops")
-    moved = roofline.raised_by(PEAKS, 0, 8 << 20, 1e-4, half=False)
+    moved = roofline.raise_peaks(PEAKS, 0, 8 << 20, 1e-4, half=False)
     assert moved.caches_gbs[-1] == (4096 * KIB, pytest.approx(83.9, rel=1e-3))
     assert (moved.bandwidth_gbs, moved.raised) == (10.0, ("bandwidth_gbs",))
-    main = roofline.raised_by(PEAKS, 0, 1 << 30, 0.05, half=False)
+    main = roofline.raise_peaks(PEAKS, 0, 1 << 30, 0.05, half=False)
     assert (main.bandwidth_gbs, main.caches_gbs) == (pytest.approx(21.47, rel=1e-3), PEAKS.caches_gbs)
 
 
 def test_a_figure_stays_raised_until_a_benchmark_reaches_it() -> None:
-    raised = roofline.raised_by(PEAKS, 1.5e9, 8, 0.01, half=False)
+    raised = roofline.raise_peaks(PEAKS, 1.5e9, 8, 0.01, half=False)
     assert raised.raised == ("fp32_gflops",)
     assert roofline.higher(raised, raised) == raised
     assert roofline.higher(PEAKS, raised).raised == ("fp32_gflops",)

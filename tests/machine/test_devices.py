@@ -15,7 +15,7 @@ from honed.machine import devices
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES, DriverClass, driver_class, family_of
 from honed.machine.files import gpu_hz
-from honed.machine.vendors import apart
+from honed.machine.vendors import driver_environments
 from honed.runtime.errors import NotFound
 from honed.valhall.bench import bench_profile
 from tests.pocl import ALL, ONE, two_drivers
@@ -301,7 +301,7 @@ def test_a_whole_name_is_looked_for_in_no_more_drivers_than_needed(
         looked.append(Path(view["OCL_ICD_VENDORS"]).stem)
         return [("P", looked[-1], "GPU")]
 
-    monkeypatch.setattr(devices, "_shown", shown)
+    monkeypatch.setattr(devices, "_list_driver_devices", shown)
     monkeypatch.setattr(devices, "discover", lambda: [Device(PROFILE, "P/mali", SimpleNamespace(type=4))])
     for driver in ("mali", "pocl"):
         (tmp_path / f"{driver}.icd").write_text(f"lib{driver}.so\n")
@@ -355,7 +355,7 @@ def test_pocl_is_kept_apart_from_other_drivers(
     folder.mkdir(parents=True)
     for name, library in files.items():
         (folder / f"{name}.icd").write_text(f"{library}\n")
-    assert apart({}, tmp_path) == expected
+    assert driver_environments({}, tmp_path) == expected
 
 
 def test_a_process_that_sees_one_driver_is_left_as_it_is(tmp_path: Path) -> None:
@@ -363,14 +363,14 @@ def test_a_process_that_sees_one_driver_is_left_as_it_is(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     for name, library in {"pocl": "libpocl.so.2", "rusticl": "libRusticlOpenCL.so.1"}.items():
         (folder / f"{name}.icd").write_text(f"{library}\n")
-    assert apart({"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd"}, tmp_path) == [{}]
+    assert driver_environments({"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd"}, tmp_path) == [{}]
     both = {"OCL_ICD_VENDORS": "pocl.icd", "OCL_ICD_FILENAMES": "libRusticlOpenCL.so.1"}
-    assert apart(both, tmp_path) == [
+    assert driver_environments(both, tmp_path) == [
         {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd", "OCL_ICD_FILENAMES": ""},
         {"OCL_ICD_VENDORS": "libRusticlOpenCL.so.1", "OCL_ICD_FILENAMES": ""},
     ]
     twice = {"OCL_ICD_FILENAMES": "libRusticlOpenCL.so.1:libpocl.so.2"}  # each has a file as well
-    assert apart(twice, tmp_path) == [
+    assert driver_environments(twice, tmp_path) == [
         {"OCL_ICD_VENDORS": f"/etc/OpenCL/vendors/{name}.icd", "OCL_ICD_FILENAMES": ""}
         for name in ("pocl", "rusticl")
     ]

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine.kernellog import Driver, Record, open_reader, parse, seen
+from honed.machine.kernellog import Driver, Record, find_fault, open_reader, parse
 from honed.machine.kernellog.journal import JournalReader
 from honed.machine.kernellog.reader import KmsgReader, LogClock, boot_id, device_name, parse_raw
 from honed.runtime.errors import Unavailable
@@ -196,8 +196,8 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
         records = reader.read()
     assert [record.device for record in records] == ["fb000000.gpu", "1-1", None, None]
     assert [record.genuine for record in records] == [True, True, False, True]
-    assert [seen(record) is not None for record in records] == [True, False, False, False]
-    assert seen(records[2], forged=True) is not None
+    assert [find_fault(record) is not None for record in records] == [True, False, False, False]
+    assert find_fault(records[2], forged=True) is not None
     assert records[3].message == "mali fb000000.gpu: \ufffd broken text"
 
 
@@ -258,8 +258,8 @@ def test_records_through_the_real_kmsg() -> None:
             assert record.boot_id == BOOT
             assert before - 0.5 <= record.monotonic_s <= after
             assert abs(record.realtime_s - time.time()) < 60
-            assert seen(record) is None
-            fault = seen(record, forged=True)
+            assert find_fault(record) is None
+            fault = find_fault(record, forged=True)
             assert (fault is None) == (parse(message) is None)
             if fault is not None:
                 assert fault.fault.driver in (Driver.KBASE, Driver.KBASE_JM)

@@ -58,12 +58,12 @@ def age(folder: Path, seconds: float) -> None:
 
 def test_once(device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]) -> None:
     made = measuring(FOUND)
-    assert not peaks.known(device, tmp_path)
+    assert not peaks.has_stored(device, tmp_path)
     for _ in range(2):
-        assert peaks.measured(device, tmp_path) == replace(device.profile, peaks=FOUND)
-        assert peaks.known(device, tmp_path)
+        assert peaks.load_or_measure(device, tmp_path) == replace(device.profile, peaks=FOUND)
+        assert peaks.has_stored(device, tmp_path)
     age(tmp_path, 1e9)
-    assert peaks.measured(device, tmp_path).peaks == FOUND
+    assert peaks.load_or_measure(device, tmp_path).peaks == FOUND
     assert len(made) == 1
 
 
@@ -71,15 +71,15 @@ def test_again_where_the_file_is_damaged(
     device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
 ) -> None:
     made = measuring(FOUND)
-    profile = peaks.measured(device, tmp_path)
+    profile = peaks.load_or_measure(device, tmp_path)
     kept = kept_file(tmp_path)
     text = kept.read_text()
     name = profile.identity.name
     for damage in ("", text.replace("fp32_gflops", "fp8_gflops"), text.replace(name, "abacus")):
         kept.write_text(damage)
         before = len(made)
-        assert not peaks.known(device, tmp_path)
-        assert peaks.measured(device, tmp_path) == profile
+        assert not peaks.has_stored(device, tmp_path)
+        assert peaks.load_or_measure(device, tmp_path) == profile
         assert len(made) == before + 1
         assert kept.read_text() == text
 
@@ -105,9 +105,9 @@ def test_again_where_an_older_version_measured_less(
     path = kept_file(tmp_path)
     path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(gone)))
     assert profilefile.load(path).peaks == older, "it is read"
-    assert not peaks.known(device, tmp_path)
+    assert not peaks.has_stored(device, tmp_path)
     best = replace(FOUND, fp32_gflops=120.0)
-    assert [peaks.measured(device, tmp_path).peaks for _ in range(2)] == [best, best]
+    assert [peaks.load_or_measure(device, tmp_path).peaks for _ in range(2)] == [best, best]
     assert len(made) == 1
 
 
@@ -116,33 +116,33 @@ def test_again_later_where_the_machine_was_busy(
 ) -> None:
     busy = replace(FOUND, fp32_gflops=77.0, launch_us=0.5, busy=0.5)
     measuring(busy)
-    assert peaks.measured(device, tmp_path).peaks == busy
+    assert peaks.load_or_measure(device, tmp_path).peaks == busy
     made = measuring(FOUND)
-    assert peaks.measured(device, tmp_path).peaks == busy, "not at once"
+    assert peaks.load_or_measure(device, tmp_path).peaks == busy, "not at once"
     age(tmp_path, peaks.AGAIN_SECONDS + 1)
-    assert not peaks.known(device, tmp_path)
+    assert not peaks.has_stored(device, tmp_path)
     best = replace(FOUND, launch_us=0.5)
-    assert peaks.measured(device, tmp_path).peaks == best
+    assert peaks.load_or_measure(device, tmp_path).peaks == best
     age(tmp_path, peaks.AGAIN_SECONDS + 1)
-    assert peaks.measured(device, tmp_path).peaks == best
+    assert peaks.load_or_measure(device, tmp_path).peaks == best
     assert len(made) == 1
 
 
 def test_why_says_it() -> None:
-    assert peaks.outdated(FOUND, 1e9) == ""
-    assert "no caches" in peaks.outdated(replace(FOUND, caches_gbs=()), 0.0)
-    assert "others took 50 % of the CPUs" in peaks.outdated(replace(FOUND, busy=0.5), 1e9)
-    assert peaks.outdated(replace(FOUND, busy=None), 1e9) == ""
+    assert peaks.why_outdated(FOUND, 1e9) == ""
+    assert "no caches" in peaks.why_outdated(replace(FOUND, caches_gbs=()), 0.0)
+    assert "others took 50 % of the CPUs" in peaks.why_outdated(replace(FOUND, busy=0.5), 1e9)
+    assert peaks.why_outdated(replace(FOUND, busy=None), 1e9) == ""
 
 
 def test_raised_peaks_are_kept_and_none_is_lowered(
     device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
 ) -> None:
     measuring(FOUND)
-    peaks.measured(device, tmp_path)
+    peaks.load_or_measure(device, tmp_path)
     raised = replace(FOUND, fp32_gflops=130.0, bandwidth_gbs=5.0, raised=("fp32_gflops",))
     peaks.keep_higher(replace(device.profile, peaks=raised), tmp_path)
-    assert peaks.measured(device, tmp_path).peaks == roofline.higher(FOUND, raised)
+    assert peaks.load_or_measure(device, tmp_path).peaks == roofline.higher(FOUND, raised)
     before = kept_file(tmp_path).stat().st_mtime_ns
     peaks.keep_higher(replace(device.profile, peaks=FOUND), tmp_path)
     peaks.keep_higher(device.profile, tmp_path)
@@ -170,7 +170,7 @@ def test_the_best_form_runs_again_with_its_neighbours() -> None:
 
 
 def test_a_driver_without_fma_is_measured_with_mad(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    built, ran = Bench.built, list[ArithmeticForm]()
+    built, ran = Bench.build, list[ArithmeticForm]()
 
     def without_fma(bench: Bench, source: str) -> Any:
         return built(bench, source.replace("fma(", "no_such_function("))
@@ -179,7 +179,7 @@ def test_a_driver_without_fma_is_measured_with_mad(device: Device, monkeypatch: 
         ran.append(form)
         return 1e9
 
-    monkeypatch.setattr(Bench, "built", without_fma)
+    monkeypatch.setattr(Bench, "build", without_fma)
     monkeypatch.setattr(microbench, "_quick", quick)
     monkeypatch.setattr(microbench, "_thorough", quick)
     assert microbench.gflops(Bench(device), "float") == 1.0

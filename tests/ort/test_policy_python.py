@@ -43,15 +43,17 @@ class Player:
     def answer(self, said: Any) -> None:
         """Give the route what the service says."""
         if isinstance(said, str):
-            self.route.unknown(self.now)
+            self.route.accept_absence(self.now)
         else:
-            self.route.known(self.now, said["known"], half=said.get("precision") == "fp16")
+            self.route.accept_time(self.now, said["known"], half=said.get("precision") == "fp16")
 
     def end(self, how: str, took: int) -> None:
         """End a run."""
-        {"own": self.route.ran_own, "routed": self.route.ran_routed, "failed": self.route.failed}[how](
-            self.now, took
-        )
+        {
+            "own": self.route.record_own_run,
+            "routed": self.route.record_routed_run,
+            "failed": self.route.record_failure,
+        }[how](self.now, took)
 
     def told(self, key: str) -> Any:
         """Return what a scenario expects something of."""

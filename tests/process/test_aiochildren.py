@@ -41,17 +41,17 @@ def test_a_child_ends_when_who_starts_it_is_cancelled_while_its_output_is_connec
 
 def test_a_worker_that_a_model_ended_is_replaced_at_once() -> None:
     restarts = RestartPolicy()
-    delays = [restarts.ended(ready=True, at_work=True, lived=1.0) for _ in range(20)]
+    delays = [restarts.delay_after(ready=True, at_work=True, lived=1.0) for _ in range(20)]
     assert set(delays) == {0.0}
     assert not restarts.failing
 
 
 def test_a_worker_that_ends_for_nothing_is_replaced_more_and_more_slowly() -> None:
     restarts = RestartPolicy()
-    delays = [restarts.ended(ready=False, at_work=False, lived=0.1) for _ in range(5)]
+    delays = [restarts.delay_after(ready=False, at_work=False, lived=0.1) for _ in range(5)]
     assert delays == [restart_delay(n) for n in range(1, 6)]
     assert restarts.failing
-    restarts.ended(ready=True, at_work=False, lived=3600.0)
+    restarts.delay_after(ready=True, at_work=False, lived=3600.0)
     assert not restarts.failing
 
 
@@ -62,7 +62,7 @@ def test_delays_before_a_restart() -> None:
 
 def test_a_child_that_lived_long_starts_the_count_of_failures_anew() -> None:
     restarts = RestartPolicy(least=1.0)
-    assert [restarts.ended(lived=0.1) for _ in range(5)] == [1.0, 1.0, 1.0, 2.0, 4.0]
-    assert restarts.ended(lived=HEALTHY_SECONDS + 1) == 1.0
-    assert [restarts.ended(lived=0.1) for _ in range(3)] == [1.0, 1.0, 2.0]
+    assert [restarts.delay_after(lived=0.1) for _ in range(5)] == [1.0, 1.0, 1.0, 2.0, 4.0]
+    assert restarts.delay_after(lived=HEALTHY_SECONDS + 1) == 1.0
+    assert [restarts.delay_after(lived=0.1) for _ in range(3)] == [1.0, 1.0, 2.0]
     assert not restarts.failing, "it was ready each time"

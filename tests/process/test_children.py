@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.process.children import ExitInfo, ResourceLimits, output, python, start, started
+from honed.process.children import ExitInfo, ResourceLimits, output, python, running, start
 from honed.runtime.errors import InvalidArgument
 
 
@@ -108,7 +108,7 @@ def test_a_deadline_ends_a_child_with_those_it_started() -> None:
 
 
 def test_leaving_ends_a_child() -> None:
-    with started(program("import os, time; print(os.getpid(), flush=True); time.sleep(600)")) as child:
+    with running(program("import os, time; print(os.getpid(), flush=True); time.sleep(600)")) as child:
         pid = int(next(child.lines()))
     assert not Path(f"/proc/{pid}").exists()
 

@@ -79,7 +79,7 @@ def test_what_a_job_was_in_when_it_crashed_is_told(imports: str, crashes: str, i
 
 
 def test_a_crash_is_no_event_of_a_job() -> None:
-    heard: Listener[object] = Listener(Compile(file="m", output="o").derived(Check))  # type: ignore[arg-type]
+    heard: Listener[object] = Listener(Compile(file="m", output="o").derive(Check))  # type: ignore[arg-type]
     file = "/usr/lib/python3/dist-packages/onnx/shape_inference.py"
     dump = ("Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):")
     for line in (

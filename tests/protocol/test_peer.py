@@ -52,7 +52,7 @@ def said(peer: Peer, most: int = 1 << 20) -> bytes:
     data = b""
     while (piece := peer.to_send()) is not None:
         part = bytes(piece[0][:most])
-        peer.sent(len(part))
+        peer.record_sent(len(part))
         data += part
     assert not peer.unsent_bytes
     return data
@@ -170,7 +170,7 @@ def test_a_call_given_up_is_not_sent_or_cancelled() -> None:
     piece = here.to_send()
     assert piece is not None
     first = bytes(piece[0][:3])
-    here.sent(3)
+    here.record_sent(3)
     here.cancel(begun)
     here.cancel(late)
     asked, cancelled = heard(there, first + said(here))
@@ -222,7 +222,7 @@ def test_descriptors_go_with_the_first_byte_and_come_with_their_message(pipe: tu
     piece = here.to_send()
     assert piece is not None
     assert piece[1] == pipe
-    here.sent(1)
+    here.record_sent(1)
     rest = here.to_send()
     assert rest is not None
     assert rest[1] == ()

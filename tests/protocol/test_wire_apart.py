@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from honed.protocol import wire
 from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import ResourceExhausted
-from honed.protocol.strict import shown
+from honed.protocol.strict import abbreviate
 
 LARGE = 8  # bytes
 VALUES = st.recursive(
@@ -142,11 +142,11 @@ class Unreadable(str):
     ],
 )
 def test_what_is_shown_of_a_value_is_short(value: Any) -> None:
-    assert len(shown(value)) <= 63
+    assert len(abbreviate(value)) <= 63
 
 
 @given(VALUES)
 def test_small_values_are_shown_as_they_are(value: Any) -> None:
     text = repr(value)
     if len(text) <= 20 and "{" not in text and "[" not in text:
-        assert shown(value) == text
+        assert abbreviate(value) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime.engines import said
+from honed.runtime.engines import message_of
 
 _SOURCE = "/onnxruntime_src/onnxruntime/core"
 
@@ -38,8 +38,8 @@ _SOURCE = "/onnxruntime_src/onnxruntime/core"
     ],
 )
 def test_a_message_in_words_alone(text: str, shown: str) -> None:
-    assert said(RuntimeError(text)) == shown
+    assert message_of(RuntimeError(text)) == shown
 
 
 def test_a_sentence_without_end_ends_with_a_word() -> None:
-    assert said(RuntimeError("word " * 100)).endswith("word ...")
+    assert message_of(RuntimeError("word " * 100)).endswith("word ...")

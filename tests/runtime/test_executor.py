@@ -441,7 +441,7 @@ def test_models_of_one_process_share_their_programs(
 ) -> None:
     path = add_constant().write(tmp_path / "m.honed", device.profile)
     with load(path, device) as first:
-        monkeypatch.setattr(programs, "_built", None)  # nothing is built again
+        monkeypatch.setattr(programs, "_build", None)  # nothing is built again
         with load(path, device) as second:
             for one in (second, first):
                 np.testing.assert_array_equal(one.run({"x": X})["y"], 2 * X + 1)

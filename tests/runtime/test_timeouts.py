@@ -69,10 +69,10 @@ def test_what_is_no_time_is_said(timeout: Any, tmp_path: Path) -> None:
 )
 def test_the_service_is_told_of_a_limit_that_it_takes(timeout: float | None, travels: int) -> None:
     client, call = InferenceBase("/none"), infer_call("m", X, None, {}, Asking())
-    whole = next(client._sent("like", call, [], timeout))
+    whole = next(client._send("like", call, [], timeout))
     assert whole.params.parameters.timeout == travels
     client._known["like"], call.number = call, 1
-    assert next(client._sent("like", call, [], timeout)).plain()["timeout"] == travels
+    assert next(client._send("like", call, [], timeout)).plain()["timeout"] == travels
 
 
 @pytest.mark.parametrize("text", ["nan", "-1", "0", "-inf", "soon", ""])

@@ -32,7 +32,7 @@ from honed.runtime.execution.partcalls import (
     RunParts,
     ShareMemory,
     UnloadPart,
-    laid_out,
+    lay_out,
 )
 
 from .session import Session, prepare
@@ -105,7 +105,7 @@ class Parts(RpcServer):
             for name, array in found.items()
         )
         raw = tuple(array.reshape(-1).view(np.uint8) for array in found.values())
-        places, end = laid_out([each.size for each in raw], call.room)
+        places, end = lay_out([each.size for each in raw], call.room)
         ran = PartitionsResult(done=done, ns=ns, sizes=tuple(sizes), outputs=outputs)
         if not call.places or end > self._memory.size:
             ran.raw = tuple(each.data for each in raw)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.processors import ThreadPlacement, first_placement, processors
-from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, protobuf_memory, read, shown
+from honed.onnxfile.reading import MISLED, UNNAMED, clean, forget_names, protobuf_memory, read
 from honed.process.limits import one_heap, out_of_memory, thread_stacks
 from honed.protocol.errors import (
     InvalidArgument,
@@ -32,7 +32,7 @@ from honed.protocol.errors import (
 )
 from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
 from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
-from honed.runtime.engines import HIGHEST, LOWEST, said, session_options
+from honed.runtime.engines import HIGHEST, LOWEST, message_of, session_options
 
 from . import profiling
 from .profiling import NodeRun
@@ -221,14 +221,14 @@ class Session:
             return run()
         except Exception as error:
             if out_of_memory(error):
-                raise MemoryError(f"ONNX Runtime says {said(error)}") from error
+                raise MemoryError(f"ONNX Runtime says {message_of(error)}") from error
             if MISLED in str(error) and self._by_names:  # Some files give one name to different sizes
                 self._by_names = False
                 self._session = _create_session(self._read_again(), self._options())
                 return self._run_with_retry(run)
-            if (found := self._rerun_unoptimised(run, said(error))) is not None:
+            if (found := self._rerun_unoptimised(run, message_of(error))) is not None:
                 return found
-            raise InvalidArgument(f"the model cannot be run on these inputs: {said(error)}") from error
+            raise InvalidArgument(f"the model cannot be run on these inputs: {message_of(error)}") from error
 
     def _rerun_unoptimised(self, run: Callable[[], T], why: str) -> T | None:
         """Return the result of `run` without optimisation, which stays off from now on.
@@ -291,7 +291,7 @@ class Session:
                         "there is no memory for a second session, which a profile takes; raise "
                         "memory_mib of [cpu] in the configuration"
                     ) from error
-                raise InvalidArgument(f"the model cannot be run on zeros: {said(error)}") from error
+                raise InvalidArgument(f"the model cannot be run on zeros: {message_of(error)}") from error
             return profiling.read(Path(session.end_profiling()).read_text())
 
 
@@ -340,8 +340,8 @@ def _create_session(given: str | bytes, options: onnxruntime.SessionOptions) -> 
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if out_of_memory(error):
-            raise MemoryError(f"ONNX Runtime says {said(error)}") from error
-        raise ModelRefused(f"ONNX Runtime cannot run the model: {said(error)}") from error
+            raise MemoryError(f"ONNX Runtime says {message_of(error)}") from error
+        raise ModelRefused(f"ONNX Runtime cannot run the model: {message_of(error)}") from error
 
 
 def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
@@ -360,7 +360,7 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
     if problems:
         raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
-    interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+    interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=clean(producer, 80))
     written = next((prop.value for prop in model.metadata_props if prop.key == state_pairs.METADATA), "")
     interface = state_pairs.add_declared_state(interface, written)
     return dataclasses.replace(interface, in_place=tuple(sorted(_in_place(model))))
@@ -378,7 +378,7 @@ def _tensors(
         carried = from_onnx(node.type)
         if carried is None:
             problems.append(
-                f"{what} {shown(node.name, 80)!r} is {shown(node.type, 80)}; "
+                f"{what} {clean(node.name, 80)!r} is {clean(node.type, 80)}; "
                 f"only tensors of {', '.join(each.name for each in CARRIED)} travel, "
                 "and out of a model lists of maps from integers or strings to float"
             )

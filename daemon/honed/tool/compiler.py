@@ -85,7 +85,7 @@ def running_job(job: Job[R], limits: Limits, *, seconds: float | None = None) ->
     if not places.compiler():
         raise NotFound(places.NO_COMPILER)
     bounds = ResourceLimits(memory_mib=limits.compile_memory_mib)
-    with children.started(job.program(), bounds, seconds=seconds) as running:
+    with children.running(job.program(), bounds, seconds=seconds) as running:
         yield CompilerChild(job, running)
 
 

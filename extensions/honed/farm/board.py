@@ -94,7 +94,7 @@ class MeasuringBoard:
         Raises DeviceError if there is no device, or its peaks cannot be measured.
         """
         found: Survey = survey(device, cache_dir)
-        self._profile = found.measured()
+        self._profile = found.require_peaks()
         self._spec = found.spec
         self._gate = gate
         self._kernel_log = kernel_log

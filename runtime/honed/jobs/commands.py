@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.process.children import FREE, ExitInfo, JobCrashed, ResourceLimits, python, started
+from honed.process.children import FREE, ExitInfo, JobCrashed, ResourceLimits, python, running
 from honed.process.crashes import CrashHeard
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
@@ -72,7 +72,7 @@ class Job(Generic[R]):
         """Return the command of the child process that does this job: the program and its arguments."""
         return python("honed.tuner", *self.arguments())
 
-    def derived(self, kind: type[J], *defaults: str, **changes: Any) -> J:
+    def derive(self, kind: type[J], *defaults: str, **changes: Any) -> J:
         """Return a job of class `kind` with this job's values of the fields that both have, and `changes`.
 
         `defaults` names the fields that keep their defaults; any other field without a value raises
@@ -422,7 +422,7 @@ def do(job: Job[R], bounds: ResourceLimits = FREE, *, seconds: float) -> R:
     Raises the error that the child reports, JobCrashed, and NoEvent for other output.
     """
     listener = Listener(job)
-    with started(job.program(), bounds, seconds=seconds) as child:
+    with running(job.program(), bounds, seconds=seconds) as child:
         for line in child.lines():
             listener.hear(line)
         return listener.result(child.death())

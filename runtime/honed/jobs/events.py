@@ -15,7 +15,7 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
 from honed.protocol.params import TuningFigures
 from honed.protocol.results import OptimisationCheck
-from honed.protocol.strict import shown
+from honed.protocol.strict import abbreviate
 
 _MAX_TEXT = 1000  # Characters of a stage's text that are kept
 
@@ -118,7 +118,7 @@ class Spent:
     def __add__(self, other: Spent) -> Spent:
         return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
-    def rounded(self) -> Spent:
+    def round_times(self) -> Spent:
         """Return the times rounded to milliseconds."""
         return Spent(**{f.name: round(getattr(self, f.name), 3) for f in fields(self)})
 
@@ -423,13 +423,13 @@ def from_map(plain: object, result: type[R]) -> News | R | HonedError:
     Raises NoEvent for a map that describes none. Unknown fields are ignored.
     """
     if not isinstance(plain, Mapping) or not isinstance(plain.get("event"), str):
-        raise NoEvent(f"{shown(plain)} names no event")
+        raise NoEvent(f"{abbreviate(plain)} names no event")
     name = plain["event"]
     if name in ("refused", "error"):
         return _error(plain)
     kind = result if name == _NAMES.get(result, "done") else _NEWS.get(name)
     if kind is None:
-        raise NoEvent(f"{shown(name)} is no event of this job")
+        raise NoEvent(f"{abbreviate(name)} is no event of this job")
     fields = {key: value for key, value in plain.items() if key != "event"}
     try:
         return strict.from_plain(kind, fields, where=name, unknown_ignored=True)

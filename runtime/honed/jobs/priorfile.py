@@ -52,7 +52,7 @@ class PriorFile:
         """The first 8 hexadecimal digits of the model's SHA-256, which identify it."""
         return _sha256(self.model)[:8]
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the contents of the file that `read` reads."""
         header = _PriorHeader(
             honed_prior=FORMAT, family=self.family, knows_rules=self.knows_rules, sha256=_sha256(self.model)
@@ -118,13 +118,13 @@ def own(family: str) -> PriorFile | None:
         except OSError as error:
             _log.warning("%s cannot be read (%s); it is not used", path, error.strerror)
             continue
-        if found := _kept(path, state.st_ino, state.st_size, state.st_mtime_ns):
+        if found := _load_usable(path, state.st_ino, state.st_size, state.st_mtime_ns):
             return found
     return None
 
 
 @functools.lru_cache(maxsize=8)
-def _kept(path: Path, *_state: int) -> PriorFile | None:
+def _load_usable(path: Path, *_state: int) -> PriorFile | None:
     """Return the prior in a file whose state is `_state`; log and return None if it cannot be used.
 
     The result is cached until the state of the file changes.

@@ -31,7 +31,7 @@ class Survey:
     profile: DeviceProfile
     no_peaks: str
 
-    def measured(self) -> DeviceProfile:
+    def require_peaks(self) -> DeviceProfile:
         """Return the profile with its peaks; raise DeviceError if it has none."""
         if self.profile.peaks is None:
             raise DeviceError(self.no_peaks)
@@ -86,7 +86,7 @@ def _answers(device: Device, cache_dir: str, *, again: bool) -> Iterator[dict[st
     profile, no_peaks = device.profile, ""
     yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
     try:
-        profile = peaks.measured(device, cache_dir, again=again)
+        profile = peaks.load_or_measure(device, cache_dir, again=again)
     except DeviceError as error:
         no_peaks = f"the device's peaks cannot be measured: {error}"
     yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}

@@ -18,7 +18,7 @@ from .families import DeviceFamily, family_of
 from .files import gpu_hz
 from .opencl import accelerates_dots, cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
-from .vendors import apart
+from .vendors import driver_environments
 
 PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
 _LISTING_SECONDS = 30.0  # Seconds for one driver to list its devices
@@ -59,7 +59,7 @@ def discover() -> list[Device]:
             ]
     found.sort(key=lambda pair: (pair[0].identity.platform, pair[0].identity.name))
     names = [f"{profile.identity.platform}/{profile.identity.name}" for profile, _ in found]
-    return [Device(profile, _numbered(names, i), device) for i, (profile, device) in enumerate(found)]
+    return [Device(profile, _number_name(names, i), device) for i, (profile, device) in enumerate(found)]
 
 
 def select(spec: str | None = None) -> Device:
@@ -73,13 +73,13 @@ def select(spec: str | None = None) -> Device:
     from now on.
     """
     spec = spec or os.environ.get("HONED_DEVICE") or None
-    if len(views := apart(os.environ)) > 1:
+    if len(views := driver_environments(os.environ)) > 1:
         spec = _see_one_driver(spec, views)
     devices = discover()
-    return devices[_chosen(spec, [(device.spec, device.kind) for device in devices])]
+    return devices[_choose(spec, [(device.spec, device.kind) for device in devices])]
 
 
-def _chosen(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
+def _choose(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
     """Return the index of the device that a spec names among names and kinds; raise as `select`."""
     if not devices:
         raise DeviceError("there is no usable OpenCL device on this machine; run `hone doctor` to see why")
@@ -103,18 +103,18 @@ def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str
     """
     found: list[tuple[str, str, str, Mapping[str, str]]] = []
     for view in views:
-        found += [(*device, view) for device in _shown(view)]
+        found += [(*device, view) for device in _list_driver_devices(view)]
         if any(f"{platform}/{name}" == spec for platform, name, _, _ in found):
             break
     found.sort(key=lambda device: device[:2])
     names = [f"{platform}/{name}" for platform, name, _, _ in found]
-    devices = [(_numbered(names, i), kind) for i, (_, _, kind, _) in enumerate(found)]
-    chosen = _chosen(spec, devices)
+    devices = [(_number_name(names, i), kind) for i, (_, _, kind, _) in enumerate(found)]
+    chosen = _choose(spec, devices)
     os.environ.update(found[chosen][3])
     return devices[chosen][0]
 
 
-def _shown(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _list_driver_devices(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return platform, name and kind of the devices of one driver; none if it fails."""
     answers, _ = run(python(__name__), seconds=_LISTING_SECONDS, environment={**os.environ, **view})
     return [(each["platform"], each["name"], each["kind"]) for each in answers]
@@ -213,7 +213,7 @@ def _limits(device: Any) -> DeviceLimits:
     )
 
 
-def _numbered(names: Sequence[str], i: int) -> str:
+def _number_name(names: Sequence[str], i: int) -> str:
     """Return names[i], with a number if several devices share the name."""
     if names.count(names[i]) == 1:
         return names[i]

@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             raise
         sync_folder(path.parent)
     except OSError as error:
-        raise _explained(path, error) from error
+        raise _explain(path, error) from error
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -90,7 +90,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _explained(path: Path, error: OSError) -> Exception:
+def _explain(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ResourceExhausted(f"there is no room left to write {path}; free some disk space and try again")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

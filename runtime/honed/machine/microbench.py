@@ -34,7 +34,7 @@ class Bench:
         properties = cl.command_queue_properties.PROFILING_ENABLE
         self.queue = cl.CommandQueue(self.context, properties=properties)
 
-    def built(self, source: str) -> Any:
+    def build(self, source: str) -> Any:
         """Return the pyopencl Program built from `source`."""
         header = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" if "half" in source else ""
         return cl.Program(self.context, header + source).build(cache_dir=False)
@@ -78,7 +78,7 @@ def empty_kernels(bench: Bench) -> tuple[float, float]:
     The first is from one start to the next, which the host limits on a fast device; the second from START to
     END of one. Raises DeviceError if the device reports no time for all of them.
     """
-    kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
+    kernel = cl.Kernel(bench.build("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # Kernels do not hold their buffers
     kernel.set_args(sink)
     cap = bench.device.profile.rules.max_queued_launches
@@ -171,19 +171,19 @@ def gflops(bench: Bench, scalar: str) -> float:
     sink = bench.buffer(items * 4)
     tried = forms(bench.device.profile.family.accumulators)
     try:
-        program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
+        program = bench.build("".join(arithmetic_source(form, scalar) for form in tried))
     except cl.Error:  # libclc 22 lacks fma for devices without the instruction
         tried = [replace(form, function="mad") for form in tried]
-        program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
+        program = bench.build("".join(arithmetic_source(form, scalar) for form in tried))
     rates = {form: _quick(bench, cl.Kernel(program, form.name), form, items, sink) for form in tried}
     last = finalists(rates, bench.limits.max_work_group_size)
     sources = {form.name: arithmetic_source(form, scalar) for form in last}
-    program = bench.built("".join(sources.values()))
+    program = bench.build("".join(sources.values()))
     return max(_thorough(bench, cl.Kernel(program, form.name), form, items, sink) for form in last) * 1e-9
 
 
 def _quick(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
-    iterations = _calibrated(bench, kernel, form, items, sink, _SHORT_SECONDS)
+    iterations = _calibrate(bench, kernel, form, items, sink, _SHORT_SECONDS)
     tries = [
         bench.seconds(kernel, items, form.group, sink, np.int32(iterations)) for _ in range(_SHORT_TRIES)
     ]
@@ -191,7 +191,7 @@ def _quick(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: An
 
 
 def _thorough(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
-    long = _calibrated(bench, kernel, form, items, sink, _LONG_SECONDS)
+    long = _calibrate(bench, kernel, form, items, sink, _LONG_SECONDS)
     each = [
         bench.shortest(kernel, items, form.group, sink, np.int32(iterations)) / iterations
         for iterations in (long, max(1, long // _SHORTER))
@@ -199,7 +199,7 @@ def _thorough(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink:
     return form.operations(items) / min(each)
 
 
-def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float) -> int:
+def _calibrate(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float) -> int:
     """Return the number of iterations that take about `wanted` seconds."""
     iterations = 1
     bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # The first launch may compile
@@ -264,7 +264,7 @@ def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
     most = min(_BEYOND_BYTES, limits.max_alloc_bytes // 2, limits.global_mem_bytes // 8) // 65536 * 65536
     if most == 0:
         raise DeviceError(f"{bench.device.spec} has too little memory to measure its bandwidth")
-    program = bench.built("".join(memory_source(width) for width in _WIDTHS))
+    program = bench.build("".join(memory_source(width) for width in _WIDTHS))
     kernels = {form: cl.Kernel(program, form.name) for form in FORMS}
     buffers = bench.buffer(most), bench.buffer(most)
     cl.enqueue_fill_buffer(bench.queue, buffers[0], np.float32(1), 0, most)

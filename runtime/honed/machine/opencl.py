@@ -32,7 +32,7 @@ __all__ = [
     "event_seconds",
     "failure",
     "most_work_items",
-    "refused",
+    "driver_error",
 ]
 
 # The OpenCL loader that pyopencl calls, found through the library that pyopencl links to. PyDLL keeps the
@@ -99,10 +99,10 @@ def failure(doing: str, error: Any) -> DeviceError:
     routine = getattr(error, "routine", None) or "a driver call"
     if code is None:
         return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {error}); see `hone doctor`")
-    return refused(doing, routine, code)
+    return driver_error(doing, routine, code)
 
 
-def refused(doing: str, routine: str, code: int) -> DeviceError:
+def driver_error(doing: str, routine: str, code: int) -> DeviceError:
     """Return the DeviceError for an error code of one of the driver's routines."""
     name = cl.status_code.to_string(code, "unknown error %d")
     return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {name}, {code}); see `hone doctor`")

@@ -25,17 +25,19 @@ AGAIN_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool = False) -> DeviceProfile:
+def load_or_measure(
+    device: Device, cache_dir: str | os.PathLike[str], *, again: bool = False
+) -> DeviceProfile:
     """Return the device's profile with its peaks, from a file below `cache_dir` or else measured.
 
     Measuring takes a few seconds, and stores the peaks in that file, named by device and driver version.
-    Measures again if the file is damaged or `outdated`, or with `again` in any case, and keeps the best of
-    both. Raises DeviceError if a kernel fails or its figures are impossible.
+    Measures again if the file is damaged or `why_outdated`, or with `again` in any case, and keeps the best
+    of both. Raises DeviceError if a kernel fails or its figures are impossible.
     """
     path = _path(device.profile, cache_dir)
-    kept = _kept(path, device.profile)
+    kept = _load_stored(path, device.profile)
     if kept is not None and not again:
-        why = outdated(kept, _age(path))
+        why = why_outdated(kept, _age(path))
         if not why:
             return replace(device.profile, peaks=kept)
         _log.info("the peaks of %s are measured again: %s", device.spec, why)
@@ -45,14 +47,14 @@ def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool =
     return profile
 
 
-def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
-    """Return whether stored peaks exist that `measured` returns without measuring."""
+def has_stored(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
+    """Return whether stored peaks exist that `load_or_measure` returns without measuring."""
     path = _path(device.profile, cache_dir)
-    kept = _kept(path, device.profile)
-    return kept is not None and not outdated(kept, _age(path))
+    kept = _load_stored(path, device.profile)
+    return kept is not None and not why_outdated(kept, _age(path))
 
 
-def outdated(kept: DevicePeaks, age: float) -> str:
+def why_outdated(kept: DevicePeaks, age: float) -> str:
     """Return why peaks stored `age` seconds ago must be measured again; "" if they need not be."""
     if not kept.caches_gbs:
         return "they were kept by an older version, which measured no caches"
@@ -64,7 +66,7 @@ def outdated(kept: DevicePeaks, age: float) -> str:
 
 
 def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
-    """Store a profile's peaks below `cache_dir` for `measured`; log a warning if that fails."""
+    """Store a profile's peaks below `cache_dir` for `load_or_measure`; log a warning if that fails."""
     path = _path(profile, cache_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ def keep_higher(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> No
     """Store those of a profile's peaks that are above the stored ones."""
     if profile.peaks is None:
         return
-    kept = _kept(_path(profile, cache_dir), profile)
+    kept = _load_stored(_path(profile, cache_dir), profile)
     both = roofline.higher(kept, profile.peaks) if kept else profile.peaks
     if both != kept:
         keep(replace(profile, peaks=both), cache_dir)
@@ -102,7 +104,7 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _kept(path: Path, profile: DeviceProfile) -> DevicePeaks | None:
+def _load_stored(path: Path, profile: DeviceProfile) -> DevicePeaks | None:
     try:
         kept = profilefile.load(path)
     except NotFound:

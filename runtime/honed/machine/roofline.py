@@ -18,7 +18,7 @@ def busy(peaks: DevicePeaks) -> bool:
     return peaks.busy is not None and peaks.busy > BUSY
 
 
-def known_from_below(peaks: DevicePeaks, figure: Figure) -> bool:
+def is_lower_bound(peaks: DevicePeaks, figure: Figure) -> bool:
     """Return whether a figure may be too low: a kernel has exceeded it, or the machine was busy."""
     return figure in peaks.raised or busy(peaks)
 
@@ -67,7 +67,7 @@ def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
     caches = {size: rate for peaks in (one, other) for size, rate in peaks.caches_gbs}
     for size, rate in (*one.caches_gbs, *other.caches_gbs):
         caches[size] = max(caches[size], rate)
-    raised = {*_unreached(one, other), *_unreached(other, one)}
+    raised = {*_figures_unreached(one, other), *_figures_unreached(other, one)}
     return DevicePeaks(
         fp32_gflops=max(one.fp32_gflops, other.fp32_gflops),
         fp16_gflops=max(half, default=None),
@@ -91,7 +91,7 @@ def with_traffic(peaks: DevicePeaks, nbytes: int, rate: float) -> DevicePeaks:
     return replace(peaks, caches_gbs=tuple(sorted({**dict(peaks.caches_gbs), size: rate}.items())))
 
 
-def raised_by(peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, *, half: bool) -> DevicePeaks:
+def raise_peaks(peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, *, half: bool) -> DevicePeaks:
     """Return the peaks after a verified kernel did `flops` operations and moved `nbytes` in `seconds`."""
     raised, rate, moved = set(peaks.raised), flops / seconds * 1e-9, nbytes / seconds * 1e-9
     if moved > gbs(peaks, nbytes):
@@ -107,7 +107,7 @@ def raised_by(peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, *, 
     return replace(peaks, raised=tuple(sorted(raised)))
 
 
-def _unreached(one: DevicePeaks, other: DevicePeaks) -> list[Figure]:
+def _figures_unreached(one: DevicePeaks, other: DevicePeaks) -> list[Figure]:
     """Return the figures of `one` that kernels raised and no benchmark of `other` has reached."""
     ours, theirs = _rates(one), _rates(other)
     return [

@@ -47,7 +47,7 @@ def stack_of(library: str) -> Stack:
     return next((stack for part, stack in _STACKS if part in name), "other")
 
 
-def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, str]]:
+def driver_environments(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, str]]:
     """Return sets of environment variables for processes, so that PoCL never shares one with other drivers.
 
     PoCL loads LLVM, as do rusticl and others. If PoCL is alone or not installed, there is one set, without

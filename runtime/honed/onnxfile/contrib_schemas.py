@@ -30,7 +30,7 @@ class _StandInWriter:
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
-    def given(self, *places: int) -> list[str]:
+    def inputs_at(self, *places: int) -> list[str]:
         """Return the names of the inputs at these places."""
         return [self.node.input[place] for place in places]
 
@@ -72,7 +72,7 @@ StandIn = Callable[[_StandInWriter], object]
 
 def _same(w: _StandInWriter) -> None:
     """Write a stand-in whose output has the type and shape of the first input."""
-    w.add("Identity", w.given(0))
+    w.add("Identity", w.inputs_at(0))
 
 
 def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
@@ -81,7 +81,7 @@ def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
     The operator has the node's attributes except those whose names begin with `without`.
     """
     return lambda w: w.copy(
-        op, w.given(*places), w.node.output[:1], lambda name: not name.startswith(without)
+        op, w.inputs_at(*places), w.node.output[:1], lambda name: not name.startswith(without)
     )
 
 
@@ -100,31 +100,31 @@ def _channels_first(write: StandIn) -> StandIn:
 
 def _average(w: _StandInWriter) -> None:
     kept = {"auto_pad", "ceil_mode", "kernel_shape", "pads", "strides"}
-    w.copy("MaxPool", w.given(0), w.node.output[:1], kept.__contains__)
+    w.copy("MaxPool", w.inputs_at(0), w.node.output[:1], kept.__contains__)
 
 
-def _concatenated(w: _StandInWriter) -> None:
+def _write_concatenation(w: _StandInWriter) -> None:
     w.add("Concat", w.node.input[2::3], axis=_attribute(w.node, "axis", 0))
 
 
-def _normalised(w: _StandInWriter) -> None:
-    total = w.add("Add", w.given(0, 1))
+def _write_normalisation(w: _StandInWriter) -> None:
+    total = w.add("Add", w.inputs_at(0, 1))
     if len(w.node.output) > 3 and w.node.output[3]:
         w.add("Identity", [total], w.node.output[3])
 
 
-def _embedded(w: _StandInWriter) -> None:
-    w.add("Gather", w.given(2, 0), axis=0)
+def _write_embedding(w: _StandInWriter) -> None:
+    w.add("Gather", w.inputs_at(2, 0), axis=0)
 
 
-def _embedded_integers(w: _StandInWriter) -> None:
-    w.add("Cast", [w.inner("Gather", w.given(2, 0), axis=0)], to=TensorProto.FLOAT)
+def _write_integer_embedding(w: _StandInWriter) -> None:
+    w.add("Cast", [w.inner("Gather", w.inputs_at(2, 0), axis=0)], to=TensorProto.FLOAT)
 
 
 def _attention(w: _StandInWriter) -> None:
     columns, sizes = w.shapes.get(w.node.input[1], ()), _sizes(w.node)
     if len(columns) == 2:
-        whole = w.inner("MatMul", w.given(0, 1))
+        whole = w.inner("MatMul", w.inputs_at(0, 1))
         if w.node.op_type == "QAttention":
             whole = w.inner("Cast", [whole], to=TensorProto.FLOAT)
         w.wide(whole, sizes[2] if len(sizes) == 3 else columns[1] // 3)
@@ -136,24 +136,24 @@ def _sizes(node: onnx.NodeProto) -> list[int]:
 
 def _heads(w: _StandInWriter) -> None:
     if w.is_given(2):
-        w.add("Einsum", w.given(0, 2), equation="bsd,ble->bse")
+        w.add("Einsum", w.inputs_at(0, 2), equation="bsd,ble->bse")
 
 
-def _transposed_product(w: _StandInWriter) -> None:
+def _write_transposed_product(w: _StandInWriter) -> None:
     if _attribute(w.node, "transBatchA", 0) or _attribute(w.node, "transBatchB", 0):
         return
     left = "ji" if _attribute(w.node, "transA", 0) else "ij"
     right = "kj" if _attribute(w.node, "transB", 0) else "jk"
-    w.add("Einsum", w.given(0, 1), equation=f"...{left},...{right}->...ik")
+    w.add("Einsum", w.inputs_at(0, 1), equation=f"...{left},...{right}->...ik")
 
 
 def _integer_product(w: _StandInWriter) -> None:
-    w.add("Cast", [w.inner("MatMul", w.given(0, 1))], to=TensorProto.FLOAT)
+    w.add("Cast", [w.inner("MatMul", w.inputs_at(0, 1))], to=TensorProto.FLOAT)
 
 
 def _gemm_of_integers(w: _StandInWriter) -> None:
     product = [f"{w.node.output[0]}, stand-in"]
-    w.copy("Gemm", w.given(0, 3), product, lambda _: True)
+    w.copy("Gemm", w.inputs_at(0, 3), product, lambda _: True)
     if w.is_given(8):
         w.add("Identity", product)
     else:
@@ -164,7 +164,7 @@ def _few_bits(w: _StandInWriter) -> None:
     w.wide(w.node.input[0], _attribute(w.node, "N", 1))
 
 
-def _grouped(w: _StandInWriter) -> None:
+def _write_grouped(w: _StandInWriter) -> None:
     if w.is_given(1):  # Absent if queries, keys and values are in one tensor
         _same(w)
 
@@ -174,13 +174,13 @@ def _few_bits_table(w: _StandInWriter) -> None:
     if w.types.get(w.node.input[0]) in (TensorProto.INT4, TensorProto.UINT4):
         bits = 8  # Four-bit values are elements of their own
     if columns:
-        numbers = w.inner("Gather", w.given(0, 1), axis=0)
+        numbers = w.inner("Gather", w.inputs_at(0, 1), axis=0)
         typed = w.inner("CastLike", [numbers, w.node.input[2]])
         w.wide(typed, columns[-1] * 8 // bits)
 
 
 def _lstm(w: _StandInWriter) -> None:
-    w.copy("LSTM", w.given(0, 1, 2), w.node.output, lambda _: True)
+    w.copy("LSTM", w.inputs_at(0, 1, 2), w.node.output, lambda _: True)
 
 
 _STAND_INS: dict[str, StandIn] = {
@@ -188,23 +188,23 @@ _STAND_INS: dict[str, StandIn] = {
     **dict.fromkeys(["QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"], _same),
     **dict.fromkeys(["DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Trilu"], _in_onnx),
     **dict.fromkeys(["Attention", "QAttention"], _attention),
-    **dict.fromkeys(["FusedMatMul", "TransposeMatMul"], _transposed_product),
-    **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _normalised),
+    **dict.fromkeys(["FusedMatMul", "TransposeMatMul"], _write_transposed_product),
+    **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _write_normalisation),
     "DynamicQuantizeLSTM": _lstm,
     "DynamicQuantizeMatMul": _as("MatMul", 0, 1),
-    "EmbedLayerNormalization": _embedded,
+    "EmbedLayerNormalization": _write_embedding,
     "FusedConv": _as("Conv", 0, 1, without="activation"),
     "FusedGemm": _as("Gemm", 0, 1, without="activation"),
     "GatherBlockQuantized": _few_bits_table,
-    "GroupQueryAttention": _grouped,
+    "GroupQueryAttention": _write_grouped,
     "MatMulIntegerToFloat": _integer_product,
     "MatMulNBits": _few_bits,
     "MultiHeadAttention": _heads,
-    "QEmbedLayerNormalization": _embedded_integers,
+    "QEmbedLayerNormalization": _write_integer_embedding,
     "QGemm": _gemm_of_integers,
     "QLinearAdd": _as("Add", 0, 3),
     "QLinearAveragePool": _channels_first(_average),
-    "QLinearConcat": _concatenated,
+    "QLinearConcat": _write_concatenation,
     "QLinearConv": _channels_first(_as("Conv", 0, 3)),
     "QLinearGlobalAveragePool": _channels_first(_as("GlobalMaxPool", 0)),
     "QLinearMul": _as("Mul", 0, 3),
@@ -214,12 +214,12 @@ _STAND_INS: dict[str, StandIn] = {
 
 def _in_floats(w: _StandInWriter) -> None:
     """Write a stand-in whose output is of type float and has the first input's shape."""
-    w.add("Cast", w.given(0), to=TensorProto.FLOAT)
+    w.add("Cast", w.inputs_at(0), to=TensorProto.FLOAT)
 
 
 def _targets(w: _StandInWriter) -> None:
     """Write a stand-in whose output has a row of targets for each row of features."""
-    w.wide(w.inner("Cast", w.given(0), to=TensorProto.FLOAT), _attribute(w.node, "targets", 1))
+    w.wide(w.inner("Cast", w.inputs_at(0), to=TensorProto.FLOAT), _attribute(w.node, "targets", 1))
 
 
 def _side_by_side(w: _StandInWriter) -> None:

@@ -33,7 +33,7 @@ _PACKED_BITS = {
 _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
-def shown(text: str, limit: int = 400) -> str:
+def clean(text: str, limit: int = 400) -> str:
     """Return text from an untrusted file on one line, without control characters, cut at `limit`."""
     plain = "".join(c if c.isprintable() else " " for c in text)
     plain = " ".join(plain.split())
@@ -44,12 +44,12 @@ class MissingExternalData(MissingFiles):
     """Raised when files beside the model that hold its data are missing."""
 
     def __init__(self, locations: tuple[str, ...]) -> None:
-        listed = ", ".join(shown(name, 200) for name in locations[:5]) + (
+        listed = ", ".join(clean(name, 200) for name in locations[:5]) + (
             ", ..." if len(locations) > 5 else ""
         )
         super().__init__(
             f"the model's data files are missing beside it: {listed}; put them in the same folder",
-            tuple(f"external data file {shown(name, 200)} is missing" for name in locations),
+            tuple(f"external data file {clean(name, 200)} is missing" for name in locations),
             locations,
         )
 
@@ -97,13 +97,13 @@ def expected_bytes(tensor: onnx.TensorProto) -> int:
     """
     if len(tensor.dims) > _MOST_DIMENSIONS:
         raise ModelRefused(
-            f"the model is damaged: tensor {shown(tensor.name)!r} has {len(tensor.dims)} dimensions, and "
+            f"the model is damaged: tensor {clean(tensor.name)!r} has {len(tensor.dims)} dimensions, and "
             f"more than {_MOST_DIMENSIONS} cannot be computed with; export it again"
         )
     count: int = math.prod(tensor.dims)
     if any(d < 0 for d in tensor.dims):
         raise ModelRefused(
-            f"the model is damaged: tensor {shown(tensor.name)!r} has a negative dimension; export it again"
+            f"the model is damaged: tensor {clean(tensor.name)!r} has a negative dimension; export it again"
         )
     if tensor.data_type in _PACKED_BITS:
         return -(-count * int(_PACKED_BITS[tensor.data_type]) // 8)
@@ -111,7 +111,7 @@ def expected_bytes(tensor: onnx.TensorProto) -> int:
         return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except KeyError:
         raise ModelRefused(
-            f"the model is damaged: tensor {shown(tensor.name)!r} has unknown element type "
+            f"the model is damaged: tensor {clean(tensor.name)!r} has unknown element type "
             f"{tensor.data_type}; export it again"
         ) from None
 
@@ -124,7 +124,7 @@ def check_data(tensor: onnx.TensorProto) -> None:
     if tensor.HasField("raw_data"):
         held, right = len(tensor.raw_data), expected
     else:
-        held = _typed_elements(tensor)
+        held = _count_elements(tensor)
         right = math.prod(tensor.dims)
         if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
             right *= 2
@@ -132,12 +132,12 @@ def check_data(tensor: onnx.TensorProto) -> None:
             right = expected
     if held != right:
         raise ModelRefused(
-            f"the model is damaged: tensor {shown(tensor.name)!r} of shape {list(tensor.dims)} holds {held} "
+            f"the model is damaged: tensor {clean(tensor.name)!r} of shape {list(tensor.dims)} holds {held} "
             f"where {right} are needed; export it again"
         )
 
 
-def _typed_elements(tensor: onnx.TensorProto) -> int:
+def _count_elements(tensor: onnx.TensorProto) -> int:
     fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     return max(len(field) for field in fields)
 
@@ -172,7 +172,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
     entries = {e.key: e.value for e in tensor.external_data}
     if "location" not in entries or not entries["location"]:
         raise ModelRefused(
-            f"tensor {shown(tensor.name)!r} names no external data file; export the model again"
+            f"tensor {clean(tensor.name)!r} names no external data file; export the model again"
         )
     return entries
 
@@ -302,7 +302,7 @@ def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
     ONNX Runtime assumes that dimensions of one name have one size.
     """
     found = False
-    for info in _declared(model.graph):
+    for info in _value_infos(model.graph):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param and name in ("", dim.dim_param):
                 dim.ClearField("dim_param")
@@ -310,9 +310,9 @@ def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
     return found
 
 
-def _declared(graph: onnx.GraphProto) -> Iterable[onnx.ValueInfoProto]:
+def _value_infos(graph: onnx.GraphProto) -> Iterable[onnx.ValueInfoProto]:
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _declared(inner)
+                yield from _value_infos(inner)

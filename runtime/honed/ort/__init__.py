@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
         others = (each.find_spec(fullname, path, target) for each in sys.meta_path if each is not self)
         spec = next((found for found in others if found is not None), None)
         if spec is None and fullname == _NAME:
-            spec = PathFinder.find_spec(fullname, _bundled())
+            spec = PathFinder.find_spec(fullname, _find_bundled())
             if spec is None:
                 print(MISSING, file=sys.stderr)
         elif spec is not None and spec.loader is not None and fullname == _SESSIONS:
@@ -67,7 +67,7 @@ class _Routing(Loader):
         return getattr(self._own, name)
 
 
-def _bundled() -> list[str]:
+def _find_bundled() -> list[str]:
     """Return the folder of the ONNX Runtime in honed-cpu for Debian's Python, if it is installed."""
     engine = importlib.util.find_spec("honed.cpu")
     return [str(os.path.join(os.path.dirname(engine.origin), "bundled"))] if engine and engine.origin else []

@@ -93,7 +93,7 @@ class Route:
         self.in_flight += 1
         return self._deadline()
 
-    def ran_own(self, now: int, took: int) -> None:
+    def record_own_run(self, now: int, took: int) -> None:
         """Record an own run that did not follow a failed routed one."""
         self.own_runs += 1
         self.own.add(took)
@@ -122,7 +122,7 @@ class Route:
             else:
                 self._fall_back(now, LOST)
 
-    def ran_routed(self, now: int, took: int) -> None:
+    def record_routed_run(self, now: int, took: int) -> None:
         """Record a run that the service answered."""
         self.in_flight -= 1
         self.routed_runs += 1
@@ -136,7 +136,7 @@ class Route:
                 self.account.excess += ROW * (self.routed_median - self._limit())
                 self.look_at = now
 
-    def failed(self, now: int, took: int) -> None:
+    def record_failure(self, now: int, took: int) -> None:
         """Record a routed run that failed in any way; the app's own session then runs it."""
         self.in_flight -= 1
         self.account.excess += took
@@ -146,7 +146,7 @@ class Route:
     def ask(self, now: int) -> str:
         """Return ASK or REPORT if the service is to be asked now, with a report every minute, else NOTHING.
 
-        The caller passes the answer to `known` or `unknown`.
+        The caller passes the answer to `accept_time` or `accept_absence`.
         """
         settled = self.state == ROUTED or (self.state == OWN and self.why not in (LEARNING, SHORT))
         if not settled or self.asking or now < self.ask_at:
@@ -157,10 +157,10 @@ class Route:
         self.reported = now
         return REPORT
 
-    def known(self, now: int, form_time: int, *, half: bool) -> None:
+    def accept_time(self, now: int, form_time: int, *, half: bool) -> None:
         """Process the time of a verified compiled model."""
         if half and not self.half:
-            self.unknown(now)
+            self.accept_absence(now)
             return
         self.asking, self.form_time = False, form_time
         if self.state == ROUTED:
@@ -174,7 +174,7 @@ class Route:
             self.state, self.why = TRYING, ""
             self.own.count = self.routed.count = self.slow = 0
 
-    def unknown(self, now: int) -> None:
+    def accept_absence(self, now: int) -> None:
         """Process the answer that there is no verified model for these sizes, or no service."""
         self.asking = False
         self._fall_back(now, SERVICE, _LONGEST_WAIT)

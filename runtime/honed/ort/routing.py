@@ -161,17 +161,19 @@ class _Session:
             found = own(session, names, feed)
             ended = _now()
             with self.lock:
-                route.ran_own(ended, ended - begun)
+                route.record_own_run(ended, ended - begun)
                 kind.ranks = [getattr(each, "ndim", -1) for each in found]
                 self._after(kind, ended)
             return found
         routed: list[Any] | None = None
         try:
-            routed = self._routed(kind, feed, begun, budget)
+            routed = self._ask_service(kind, feed, begun, budget)
         finally:
             ended = _now()
             with self.lock:
-                (route.ran_routed if routed is not None else route.failed)(ended, ended - begun)
+                (route.record_routed_run if routed is not None else route.record_failure)(
+                    ended, ended - begun
+                )
                 self._after(kind, ended)
         return own(session, names, feed) if routed is None else routed
 
@@ -212,7 +214,7 @@ class _Session:
             del self._kinds[old]
         return self._kinds.setdefault(key, _Kind(wanted, shapes))
 
-    def _routed(self, kind: _Kind, feed: Mapping[str, Any], begun: int, budget: int) -> list[Any] | None:
+    def _ask_service(self, kind: _Kind, feed: Mapping[str, Any], begun: int, budget: int) -> list[Any] | None:
         """Return the service's answer, or None without one in time."""
         seconds = (budget - (_now() - begun)) / 1e9
         try:
@@ -261,9 +263,9 @@ class _Session:
         with self.lock:
             now = _now()
             if form is not None and form.verified:
-                kind.route.known(now, form.time_us * 1000, half=form.precision == "fp16")
+                kind.route.accept_time(now, form.time_us * 1000, half=form.precision == "fp16")
             else:
-                kind.route.unknown(now)
+                kind.route.accept_absence(now)
             kind.route.why = refused or (form.why if form is not None and form.why else kind.route.why)
             self._tell(kind)
             self.rest_until = _NEVER if refused else 0
@@ -348,11 +350,11 @@ def _noting(method: Any) -> Any:
     """Return a method of session options that records in `_altered` which options it changed."""
 
     @functools.wraps(method)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def note_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         _altered.add(self)
         return method(self, *args, **kwargs)
 
-    return noted
+    return note_and_call
 
 
 def _suits(session: Any) -> bool:
@@ -382,7 +384,7 @@ def _shape_of(value: Any) -> Shape:
     return tuple(shape)
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     """Reset the state in a forked child, which lacks its parent's threads."""
     global _process
     _process = _Process()
@@ -392,4 +394,4 @@ def _forked() -> None:
         session._kinds.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -160,7 +160,7 @@ def begin(
     return link.begin(call.method, strict.to_plain(call), descriptors, progress)
 
 
-def taken(call: Call[R], answered: ResponseReceived) -> R:
+def decode_answer(call: Call[R], answered: ResponseReceived) -> R:
     """Return the child's answer to a call; close descriptors received with it."""
     close_all(answered.descriptors)
     return strict.from_plain(call.answer(), answered.result, where=call.method)
@@ -217,7 +217,7 @@ class RestartPolicy:
         self._failures = 0  # Failures in a row
         self.failing = False  # The last child did not become ready, and was not the first failure in a row
 
-    def ended(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
+    def delay_after(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
         """Return the delay in seconds after a child that lived `lived` seconds; `ready`: it could be used."""
         if ready and at_work:
             self._failures = 0

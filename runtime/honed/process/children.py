@@ -193,7 +193,7 @@ class RunningChild:
 
 
 @contextmanager
-def started(
+def running(
     program: Sequence[str],
     bounds: ResourceLimits = FREE,
     *,
@@ -224,7 +224,7 @@ def output(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[bytes, ExitInfo]:
     """Run a program for at most `seconds`; return what it wrote to standard output, and how it ended."""
-    with started(program, bounds, seconds=seconds, environment=environment) as child:
+    with running(program, bounds, seconds=seconds, environment=environment) as child:
         return child.stdout.read(), child.death()
 
 

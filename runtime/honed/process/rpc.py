@@ -267,14 +267,14 @@ class RpcServer:
 
     def serve(self) -> None:
         """Answer calls until the parent closes the connection."""
-        while (event := self.received()) is not None:
+        while (event := self.next_message()) is not None:
             if isinstance(event, RequestReceived):
-                self.asked(event)
+                self.handle(event)
             else:
                 kind, handler = self.METHODS[event.method]
                 handler(self, strict.from_plain(kind, event.params, where=event.method))
 
-    def received(self) -> RequestReceived | NotificationReceived | None:
+    def next_message(self) -> RequestReceived | NotificationReceived | None:
         """Wait for the next request or notification; return None when the parent has hung up."""
         with suppress(ConnectionError):
             while True:
@@ -284,7 +284,7 @@ class RpcServer:
                     return None
         return None
 
-    def asked(self, request: RequestReceived) -> None:
+    def handle(self, request: RequestReceived) -> None:
         """Answer a request in its turn, and close its descriptors."""
         self._request.descriptors = request.descriptors
         self.answer(request, self.METHODS[request.method])

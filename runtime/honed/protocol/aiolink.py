@@ -93,7 +93,7 @@ class AsyncLink:
 
     def _over(self, msgid: int, _: asyncio.Future[ResponseReceived]) -> None:
         """Forget a call whose future is done, and cancel it if it is unanswered."""
-        self._taken(msgid)
+        self._forget_call(msgid)
         if self.broken is None and self._peer.awaits(msgid):
             self._peer.cancel(msgid)
             self._write()
@@ -125,10 +125,10 @@ class AsyncLink:
         self._socket.close()
         self._peer.close()
         for msgid in list(self._waiting):
-            if (on_answer := self._taken(msgid)) is not None:
+            if (on_answer := self._forget_call(msgid)) is not None:
                 on_answer(error)
 
-    def _taken(self, msgid: int) -> OnAnswer | None:
+    def _forget_call(self, msgid: int) -> OnAnswer | None:
         """Forget a call, and return its callback; None if it is not waiting."""
         self._progress.pop(msgid, None)
         return self._waiting.pop(msgid, None)
@@ -163,7 +163,7 @@ class AsyncLink:
     def _deliver(self, event: Event) -> None:
         match event:
             case ResponseReceived(msgid=msgid, error=error, descriptors=descriptors):
-                on_answer = self._taken(msgid)
+                on_answer = self._forget_call(msgid)
                 if on_answer is None or error is not None:
                     close_all(descriptors)
                 if on_answer is not None:
@@ -181,7 +181,7 @@ class AsyncLink:
         try:
             progress(params)
         except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised from its call
-            if (on_answer := self._taken(msgid)) is not None:
+            if (on_answer := self._forget_call(msgid)) is not None:
                 on_answer(error)
 
 

@@ -52,15 +52,15 @@ class FrameDecoder:
         self._scanner = Scanner(self._limits, large)
         self._small = _small(self._limits, large)
         self._begun = False  # The scanner has started the present message
-        self._apart: list[memoryview] = []  # Large data of the present message
+        self._large_items: list[memoryview] = []  # Large data of the present message
         self._missing = 0  # Bytes of the last of these that have not arrived
-        self._apart_bytes = 0  # Bytes of the present message that arrived and left the buffer
+        self._large_bytes = 0  # Bytes of the present message that arrived and left the buffer
         self.frame_bytes = 0  # Bytes of the message returned last
 
     @property
     def buffered(self) -> int:
         """The number of bytes received that are not yet part of a returned message."""
-        return len(self._buffer) + self._apart_bytes
+        return len(self._buffer) + self._large_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
         """Append bytes in the order in which they arrived."""
@@ -73,25 +73,25 @@ class FrameDecoder:
     def drop(self) -> None:
         """Drop the bytes that arrived: nothing more is fed, and no message will be whole."""
         self._buffer = bytearray()
-        self._apart, self._missing, self._apart_bytes = [], 0, 0
+        self._large_items, self._missing, self._large_bytes = [], 0, 0
 
     def _fill(self, data: memoryview) -> None:
         """Append to the large data that is incomplete."""
-        target = self._apart[-1]
+        target = self._large_items[-1]
         at = len(target) - self._missing
         target[at : at + len(data)] = data
         self._missing -= len(data)
-        self._apart_bytes += len(data)
+        self._large_bytes += len(data)
 
     def _take_large(self, start: int, payload: int, count: int) -> None:
         """Move data that begins in the buffer to its own memory, whose pages are untouched until filled."""
-        self._apart.append(memoryview(mmap.mmap(-1, count) if count >= LARGE else bytearray(count)))
+        self._large_items.append(memoryview(mmap.mmap(-1, count) if count >= LARGE else bytearray(count)))
         self._missing = count
         here = min(count, len(self._buffer) - payload)
         with memoryview(self._buffer) as whole, whole[payload : payload + here] as data:
             self._fill(data)
-        placeholder = _APART + (len(self._apart) - 1).to_bytes(4, "big")
-        self._apart_bytes += payload - start - len(placeholder)
+        placeholder = _APART + (len(self._large_items) - 1).to_bytes(4, "big")
+        self._large_bytes += payload - start - len(placeholder)
         self._buffer[start : payload + here] = placeholder
         self._scanner.pass_large(len(placeholder))
 
@@ -116,8 +116,8 @@ class FrameDecoder:
         message = self._decode(end)
         del self._buffer[:end]
         self._scanner, self._begun = Scanner(self._limits, self._large), False
-        self.frame_bytes = end + self._apart_bytes
-        self._apart, self._apart_bytes = [], 0
+        self.frame_bytes = end + self._large_bytes
+        self._large_items, self._large_bytes = [], 0
         return message
 
     def _at_once(self) -> Message | None:
@@ -129,7 +129,7 @@ class FrameDecoder:
             return None
         try:
             value = msgpack.unpackb(
-                self._buffer, raw=False, strict_map_key=True, use_list=True, ext_hook=_refused
+                self._buffer, raw=False, strict_map_key=True, use_list=True, ext_hook=_refuse_extension
             )
         except (ValueError, msgpack.UnpackException):
             return None
@@ -145,27 +145,27 @@ class FrameDecoder:
         with memoryview(self._buffer) as whole, whole[:end] as frame:
             try:
                 value = msgpack.unpackb(
-                    frame, raw=False, strict_map_key=True, use_list=True, ext_hook=self._placed
+                    frame, raw=False, strict_map_key=True, use_list=True, ext_hook=self._placeholder_data
                 )
             except UnicodeDecodeError as error:
-                raise self._malformed("the message holds text that is not UTF-8; send UTF-8") from error
+                raise self._protocol_error("the message holds text that is not UTF-8; send UTF-8") from error
             except ValueError as error:
-                raise self._malformed(
+                raise self._protocol_error(
                     "the message holds map keys that are not strings; use strings"
                 ) from error
         message = _as_message(value)
         if message is None:
-            raise self._malformed(
+            raise self._protocol_error(
                 "the message is none of [0, msgid, method, [params]], [1, msgid, error, result] and "
                 "[2, method, [params]]; send one of these, with a map as params"
             )
         return message
 
-    def _placed(self, _code: int, index: bytes) -> memoryview:
+    def _placeholder_data(self, _code: int, index: bytes) -> memoryview:
         """Return the data of a placeholder; scanning refuses a peer's own extension types first."""
-        return self._apart[int.from_bytes(index, "big")]
+        return self._large_items[int.from_bytes(index, "big")]
 
-    def _malformed(self, sentence: str) -> ProtocolError:
+    def _protocol_error(self, sentence: str) -> ProtocolError:
         return ProtocolError(InvalidArgument(sentence), self._msgid())
 
     def _msgid(self) -> int | None:
@@ -207,7 +207,7 @@ def _flat_enough(value: Any, max_depth: int) -> bool:
     return False
 
 
-def _refused(_code: int, _data: bytes) -> None:
+def _refuse_extension(_code: int, _data: bytes) -> None:
     raise ValueError("an extension type")
 
 

@@ -243,7 +243,7 @@ class Peer:
         frame = self._frames[0]
         return frame.parts[0], frame.descriptors
 
-    def sent(self, nbytes: int) -> None:
+    def record_sent(self, nbytes: int) -> None:
         """Record that `nbytes` of these bytes, at least one, were written, and the descriptors with them."""
         frame = self._frames[0]
         frame.begun = True

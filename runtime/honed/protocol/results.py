@@ -348,7 +348,7 @@ class OptimisationCheck:
     session: SessionSettings | None = field(default=None, metadata=ABSENT)
 
     @property
-    def asked(self) -> OrtSessionConfig:
+    def session_config(self) -> OrtSessionConfig:
         """The settings of the session in which the CPU engine runs the model."""
         if not self.checked:  # Stores of earlier versions may have "all" here
             return OrtSessionConfig()

@@ -26,7 +26,7 @@ def receive(connected: socket.socket, peer: Peer) -> bool:
 
     Raises ProtocolError, and OSError: BlockingIOError if a non-blocking socket has no data.
     """
-    data, descriptors, flags = _received(connected)
+    data, descriptors, flags = _receive(connected)
     peer.receive(data, descriptors, truncated=bool(flags & _TRUNCATED))
     return bool(data)
 
@@ -36,7 +36,7 @@ def drop(connected: socket.socket) -> bool:
 
     Raise OSError as `receive` does.
     """
-    data, descriptors, _ = _received(connected)
+    data, descriptors, _ = _receive(connected)
     close_all(descriptors)
     return bool(data)
 
@@ -53,12 +53,12 @@ def send(connected: socket.socket, peer: Peer) -> bool:
             sent = socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)
         except BlockingIOError:
             break
-        peer.sent(sent)
+        peer.record_sent(sent)
         progress = True
     return progress
 
 
-def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
+def _receive(connected: socket.socket) -> tuple[bytes, list[int], int]:
     """Return bytes, descriptors and flags of one read.
 
     Does what `socket.recv_fds` does, but faster if no descriptors arrived.

@@ -86,13 +86,13 @@ class _Encoders:
                 made = f"None if item is None else {made}"
             condition = f"if {' and '.join(conditions)}: " if conditions else ""
             lines.append(f"{condition}made[{field.wire!r}] = {made}")
-        return _written("value", [*lines, "return made"], names)
+        return _compile_function("value", [*lines, "return made"], names)
 
 
 _encoders = functools.cache(_Encoders)
 
 
-def _written(parameter: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[[Any], Any]:
+def _compile_function(parameter: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[[Any], Any]:
     """Return a function of one parameter with these statements, which may use `names`.
 
     Written out for the fields of a class, it takes a fifth of the time of a loop over them.
@@ -184,10 +184,10 @@ def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
 
     def item(plain: Any) -> Any:
         if not isinstance(plain, Mapping) or len(plain) != 1:
-            raise _Wrong(f" is {shown(plain)} instead of a map of one of {', '.join(classes)}")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a map of one of {', '.join(classes)}")
         tag, body = next(iter(plain.items()))
         if tag not in classes:
-            raise _Wrong(f" is of kind {shown(tag)} instead of one of {', '.join(classes)}")
+            raise _Wrong(f" is of kind {abbreviate(tag)} instead of one of {', '.join(classes)}")
         return _decoder(classes[tag], rules)(body)
 
     return _list_decoder(item)
@@ -201,7 +201,7 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     def decode(plain: Any) -> Any:
         chosen = kinds.get(type(plain))
         if chosen is None:
-            raise _Wrong(f" is {shown(plain)}, a type that is not allowed there")
+            raise _Wrong(f" is {abbreviate(plain)}, a type that is not allowed there")
         return chosen(plain)
 
     return decode
@@ -218,18 +218,24 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     known = frozenset(f.wire for f in fields)
     needed = [f.wire for f in fields if not f.optional and not (rules.none_omitted and f.may_be_none)]
 
-    def checked(plain: Any) -> Mapping[Any, Any]:
+    def check_keys(plain: Any) -> Mapping[Any, Any]:
         """Return the map without unknown keys; raise _Wrong for unknown or missing keys, and for no map."""
         if not isinstance(plain, Mapping):
-            raise _Wrong(f" is {shown(plain)} instead of a map")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a map")
         if not rules.unknown_ignored and not known.issuperset(plain):
-            raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in known))}")
+            raise _Wrong(f" has the unknown key {abbreviate(next(key for key in plain if key not in known))}")
         for name in needed:
             if name not in plain:
                 raise _Wrong(f" lacks the key {name!r}")
         return {key: item for key, item in plain.items() if key in known}
 
-    names = {"known": known, "needed": frozenset(needed), "checked": checked, "kind": kind, "Wrong": _Wrong}
+    names = {
+        "known": known,
+        "needed": frozenset(needed),
+        "checked": check_keys,
+        "kind": kind,
+        "Wrong": _Wrong,
+    }
     usual = "type(plain) is dict and known.issuperset(plain) and needed.issubset(plain)"
     lines = [f"if not ({usual}): plain = checked(plain)", "try:", "    at, get = '', plain.get"]
     for number, field in enumerate(fields):
@@ -237,7 +243,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         lines += [f"    {line}" for line in of_one]
     lines += ["except Wrong as wrong:", "    raise wrong.inside('.' + at) from None"]
     given = (f"{field.name}=v{number}" for number, field in enumerate(fields))
-    decode = _written("plain", [*lines, f"return kind({', '.join(given)})"], names)
+    decode = _compile_function("plain", [*lines, f"return kind({', '.join(given)})"], names)
     _DECODERS[kind, *rules] = decode  # Stored first, as the types of its fields may refer to it
     for number, field in enumerate(fields):
         some = tuple(member for member in members_of(field.hint) if member is not type(None))
@@ -269,7 +275,7 @@ def _field_decoder(value: str, field: Field, needed: bool, names: dict[str, Any]
 def _literal_decoder(allowed: tuple[Any, ...]) -> _Decoder:
     def decode(plain: Any) -> Any:
         if plain not in allowed or not isinstance(plain, str):
-            raise _Wrong(f" is {shown(plain)} instead of one of {', '.join(map(str, allowed))}")
+            raise _Wrong(f" is {abbreviate(plain)} instead of one of {', '.join(map(str, allowed))}")
         return plain
 
     return decode
@@ -280,7 +286,7 @@ def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, Mapping):
-            raise _Wrong(f" is {shown(plain)} instead of a map")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a map")
         found = {}
         for key, item in plain.items():
             try:
@@ -291,7 +297,7 @@ def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
             try:
                 found[known] = decode_item(item)
             except _Wrong as wrong:
-                raise wrong.inside(f"[{shown(key)}]") from None
+                raise wrong.inside(f"[{abbreviate(key)}]") from None
         return found
 
     return decode
@@ -303,7 +309,7 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, list):
-            raise _Wrong(f" is {shown(plain)} instead of a list")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a list")
         if not plain:
             return ()
         known = at_once and kinds.issuperset(map(type, plain))
@@ -317,7 +323,7 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
 def _list_decoder(decode_item: _Decoder) -> _Decoder:
     def decode(plain: Any) -> Any:
         if not isinstance(plain, list):
-            raise _Wrong(f" is {shown(plain)} instead of a list")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a list")
         found: list[Any] = []
         try:
             found.extend(map(decode_item, plain))
@@ -339,7 +345,7 @@ def _tuple_decoder(hints: tuple[Any, ...], rules: _Rules) -> _Decoder:
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, list):
-            raise _Wrong(f" is {shown(plain)} instead of a list")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a list")
         if len(plain) != len(decoders):
             raise _Wrong(f" has {len(plain)} items instead of {len(decoders)}")
         found: list[Any] = []
@@ -361,9 +367,9 @@ def _scalar_decoder(kind: Any) -> _Decoder:
         if type(plain) is not kind:
             if kind is float and type(plain) is int and plain in INTEGERS:
                 return float(plain)
-            raise _Wrong(f" is {shown(plain)} instead of {_NAMES.get(kind, str(kind))}")
+            raise _Wrong(f" is {abbreviate(plain)} instead of {_NAMES.get(kind, str(kind))}")
         if kind is int and plain not in INTEGERS:
-            raise _Wrong(f" is {shown(plain)}, which is out of range")
+            raise _Wrong(f" is {abbreviate(plain)}, which is out of range")
         return plain
 
     return decode
@@ -372,11 +378,11 @@ def _scalar_decoder(kind: Any) -> _Decoder:
 def _text_decoder(kind: type[PurePath | StrEnum]) -> _Decoder:
     def decode(plain: Any) -> Any:
         if type(plain) is not str:
-            raise _Wrong(f" is {shown(plain)} instead of a string")
+            raise _Wrong(f" is {abbreviate(plain)} instead of a string")
         try:
             return kind(plain)
         except ValueError:
-            raise _Wrong(f" is {shown(plain)}, which is no {kind.__name__.lower()}") from None
+            raise _Wrong(f" is {abbreviate(plain)}, which is no {kind.__name__.lower()}") from None
 
     return decode
 
@@ -465,7 +471,7 @@ _SHOWN = 60  # Characters of a value in a message
 _short = _Short()
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Return the first characters of `value` for a message, in time independent of its size."""
     text = _short.repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

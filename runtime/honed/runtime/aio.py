@@ -53,7 +53,7 @@ class AsyncClient(Operations, performing=_performing):
         """Yield shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
         region = self._new_region(nbytes)
         try:
-            await _perform(await self._connected(), register(region))
+            await _perform(await self._ensure_link(), register(region))
             self._regions[region.name] = region
             try:
                 yield region
@@ -83,14 +83,14 @@ class AsyncClient(Operations, performing=_performing):
 
     async def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the present connection or a new one."""
-        link = await self._connected()
+        link = await self._ensure_link()
         try:
             async with asyncio.timeout(ask.limit(self.timeout)):
                 return await _perform(link, ask)
         except TimeoutError as error:
             raise transport.no_answer() from error
 
-    async def _connected(self) -> AsyncLink:
+    async def _ensure_link(self) -> AsyncLink:
         """Return a usable connection that knows this client's regions; connect again if need be."""
         async with self._connecting:
             if self._link is not None and self._link.usable():
@@ -108,7 +108,7 @@ class AsyncClient(Operations, performing=_performing):
 
 
 async def _perform(link: AsyncLink, ask: RpcRequest) -> Reply:
-    return ask.taken(await link.exchange(ask.method.name, ask.plain(), ask.descriptors, ask.progress))
+    return ask.reply_of(await link.exchange(ask.method.name, ask.plain(), ask.descriptors, ask.progress))
 
 
 async def _connect(path: str) -> AsyncLink:

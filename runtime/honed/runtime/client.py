@@ -76,7 +76,7 @@ class Client(Operations, performing=_performing):
         with self._lock:
             region = self._new_region(nbytes)
         try:
-            self._perform(self._connected(), register(region))
+            self._perform(self._ensure_link(), register(region))
             with self._lock:
                 self._regions[region.name] = region
             yield region
@@ -107,13 +107,13 @@ class Client(Operations, performing=_performing):
 
     def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the present connection or a new one."""
-        link = self._connected()
+        link = self._ensure_link()
         try:
             return self._perform(link, ask)
         except _NotSent:
             # The service closed the connection before it had the whole request, so sending it again is safe.
             self._drop(link)
-            return self._perform(self._connected(), ask)
+            return self._perform(self._ensure_link(), ask)
 
     def _perform(self, link: SocketLink, ask: RpcRequest) -> Reply:
         limit = ask.limit(self.timeout)
@@ -125,7 +125,7 @@ class Client(Operations, performing=_performing):
         while True:
             news = link.wait(waiting, deadline)
             if isinstance(news, ResponseReceived):
-                return ask.taken(news)
+                return ask.reply_of(news)
             if ask.progress is not None:
                 try:
                     ask.progress(news)
@@ -133,7 +133,7 @@ class Client(Operations, performing=_performing):
                     link.cancel(waiting)
                     raise
 
-    def _connected(self) -> SocketLink:
+    def _ensure_link(self) -> SocketLink:
         """Return a usable connection that knows this client's regions; connect again if need be."""
         with self._lock:
             if self._link is not None and self._link.usable():
@@ -243,9 +243,9 @@ class SocketLink:
             while True:
                 with self._lock:
                     while self._reading and not waiting.woken:
-                        self._changed.wait(_left(deadline))
+                        self._changed.wait(_remaining_seconds(deadline))
                     if waiting.woken:
-                        return self._taken(waiting)
+                        return self._take_reply(waiting)
                     self._reading = True
                 self._read_for_all(deadline)
         except (DeadlineExceeded, KeyboardInterrupt):
@@ -274,7 +274,7 @@ class SocketLink:
         with self._sending:
             self._socket.close()
 
-    def _taken(self, waiting: PendingCall) -> Map | ResponseReceived:
+    def _take_reply(self, waiting: PendingCall) -> Map | ResponseReceived:
         if waiting.news:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
@@ -286,7 +286,7 @@ class SocketLink:
 
     def _read_for_all(self, deadline: float | None) -> None:
         try:
-            left = _left(deadline)
+            left = _remaining_seconds(deadline)
             if self._news.poll(None if left is None else left * 1000):
                 self._receive()
         except OSError:
@@ -341,7 +341,7 @@ class SocketLink:
             self._changed.notify_all()
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining_seconds(deadline: float | None) -> float | None:
     if deadline is None:
         return None
     left = deadline - time.monotonic()

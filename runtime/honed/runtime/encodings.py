@@ -52,19 +52,19 @@ def decode_text(data: bytes | memoryview, shape: Sequence[int]) -> Array:
     found = np.empty(math.prod(shape), object)
     for index in range(found.size):
         if at + _LENGTH.size > len(whole):
-            raise _broken(index, found.size)
+            raise _damage_error(index, found.size)
         (size,) = _LENGTH.unpack_from(whole, at)
         at += _LENGTH.size
         if size > len(whole) - at:
-            raise _broken(index, found.size)
+            raise _damage_error(index, found.size)
         found[index] = bytes(whole[at : at + size]).decode(errors="surrogateescape")
         at += size
     if at != len(whole):
-        raise _broken(found.size, found.size)
+        raise _damage_error(found.size, found.size)
     return found.reshape(tuple(shape))
 
 
-def _broken(index: int, count: int) -> InvalidArgument:
+def _damage_error(index: int, count: int) -> InvalidArgument:
     where = f"end within element {index}" if index < count else "go on"
     return InvalidArgument(
         f"the bytes of a tensor of {count} strings {where}; write each one's length as 4 bytes in front of it"

@@ -44,7 +44,7 @@ _BEHIND_PARAMETERS = re.compile(r"(?: const| noexcept|::<lambda)|(?=\()| (?=\[wi
 _CONDITION = re.compile(r"^(?:(?!\. ).)*? was false\. (?=\S)")
 
 
-def said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the message of an error of ONNX Runtime on one line.
 
     Leaves out the prefix, the paths, functions and conditions of its source code, and sentences that would
@@ -67,15 +67,15 @@ def _without_function(text: str) -> str:
     name, parenthesis, _ = text.partition("(")
     if not parenthesis or "::" not in name or ". " in name:
         return _NAME.sub("", text, count=1)
-    at = _closed(text, len(name))
+    at = _closing_index(text, len(name))
     while found := _BEHIND_PARAMETERS.match(text, at):
         opening = next((n for n in range(found.end(), len(text)) if text[n] in "([<"), len(text))
         bracketed = not found.group() or found.group() in ("::<lambda", " ")
-        at = _closed(text, opening) if bracketed else found.end()
+        at = _closing_index(text, opening) if bracketed else found.end()
     return text[at:].lstrip(" >")
 
 
-def _closed(text: str, opening: int) -> int:
+def _closing_index(text: str, opening: int) -> int:
     """Return the index after the bracket that closes the one at `opening`, or the end of the text."""
     depth = 0
     for n in range(opening, len(text)):
@@ -94,7 +94,7 @@ def allowance(*, same_cores: bool) -> float:
     return 1.0 if same_cores else TIE
 
 
-def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
+def can_compiled_serve(compiled: float, cpu: float, *, same_cores: bool) -> bool:
     """Return whether a compiled model is fast enough to serve, by its time and the CPU engine's."""
     return compiled <= allowance(same_cores=same_cores) * cpu
 

@@ -14,7 +14,7 @@ import pytest
 from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
 from honed.protocol.wire import DescriptorQueue
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.files import exported
+from honed.runtime.calling.files import open_export
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import Service, descriptors, wait_for
@@ -168,12 +168,12 @@ def test_sources_stay_inside_their_folder(tmp_path: Path) -> None:
 
     for name in ("../m.onnx", "/m.onnx", ""):
         plain = {"files": ["m.honed", name], "shapes": {}, "precision": "auto", "sha256": ""}
-        with exported(plain, opened()) as given, pytest.raises(Internal):
+        with open_export(plain, opened()) as given, pytest.raises(Internal):
             given.save_sources(tmp_path)
     for plain in ({}, {"files": ["a"], "shapes": {}, "precision": "auto", "sha256": ""}):
         before = descriptors(os.getpid())
         with pytest.raises(Internal):
-            exported(plain, opened())
+            open_export(plain, opened())
         assert descriptors(os.getpid()) == before
 
 
@@ -185,7 +185,7 @@ def test_sources_are_saved_with_their_external_data(tmp_path: Path) -> None:
         file.write_bytes(content)
         opened.append(os.open(file, os.O_RDONLY))
     plain = {"files": list(names), "shapes": {"x": [1, 2]}, "precision": "auto", "sha256": "0"}
-    with exported(plain, opened) as given:
+    with open_export(plain, opened) as given:
         for folder in (tmp_path / "first", tmp_path / "second"):
             assert given.save_sources(folder) == folder / "m.onnx"
             assert (folder / "m.onnx").read_bytes() == b"model"

@@ -186,17 +186,17 @@ def test_regions_are_reused_and_few_lie_ready(sizes: list[int]) -> None:
             made += 1
             region = Region(f"r{made}", region_bytes(size))
         assert region.nbytes >= size
-        with scratch.lent(region):
+        with scratch.lend(region):
             assert region not in scratch._free
     assert made <= len({region_bytes(size) for size in sizes})
     scratch.close()
-    assert len(list(scratch.dropped())) == made
+    assert len(list(scratch.take_dropped())) == made
 
 
 def test_what_a_request_needs_is_learned_from_answers() -> None:
     scratch = Scratch()
     assert scratch.bytes_for("m", [100]) == (0, 0)
-    scratch.answered("m", [LARGE])
+    scratch.note_sizes("m", [LARGE])
     given_bytes, room = scratch.bytes_for("m", [100])
     assert given_bytes >= 100
     assert room >= LARGE

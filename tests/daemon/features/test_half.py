@@ -198,7 +198,7 @@ def test_earlier_versions_can_read_what_was_chosen() -> None:
     }  # fmt: skip
     checked = strict.copy_fields(OptimisationCheck, CHECK, session=chosen)
     assert strict.from_plain(OptimisationCheck, strict.to_plain(checked), where="check") == checked
-    assert checked.asked == ("extended", "")
+    assert checked.session_config == ("extended", "")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_threads_and_arenas_that_honed_0_1_chose_have_left(
     found = without_chosen_sessions(models)
     assert (found["new"], found["none"]) == (models["new"], models["none"])
     assert found["old"].optimisation is not None
-    assert found["old"].optimisation.asked == ("extended", half or "")
+    assert found["old"].optimisation.session_config == ("extended", half or "")
     (record,) = caplog.records
     assert "threads and memory arenas of ONNX Runtime" in record.message
     assert "old runs as all others do, and there is nothing to do" in record.message

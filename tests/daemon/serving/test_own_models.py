@@ -56,7 +56,7 @@ def asked(
     connected: Client, method: str, params: dict[str, Any], descriptors: Sequence[int] = ()
 ) -> ResponseReceived:
     """The answer to a message that no client would send."""
-    link = connected._connected()
+    link = connected._ensure_link()
     waiting = link.send(method, params, descriptors)
     while not isinstance(news := link.wait(waiting, None), ResponseReceived):
         pass

@@ -143,7 +143,7 @@ def test_a_form_in_fp16_is_kept_as_long_as_onnx_runtime_is_to_run_it(store: Stor
     store.commit(halved, [])
     store.sweep([halved])
     assert store.open()[0] == {"a": halved}
-    assert Path(store.run_as(source, found.asked.half)).read_bytes() == b"half"
+    assert Path(store.run_as(source, found.session_config.half)).read_bytes() == b"half"
     assert store.run_as(source, "") == source
     store.sweep([manifest])
     assert store.run_as(source, key) == source, "the model itself where the form is gone"

@@ -248,7 +248,7 @@ def test_libmali_of_another_build(tmp_path: Path) -> None:
 def test_own_priors_are_named_and_those_that_are_not_used_told(tmp_path: Path) -> None:
     tree = kbase(tmp_path)
     made = PriorFile(family="mali", knows_rules=True, model=b"{}")
-    tree.file("etc/honed/priors/mali.prior").write_bytes(made.written())
+    tree.file("etc/honed/priors/mali.prior").write_bytes(made.to_bytes())
     tree.file("home/u/.config/honed/priors/cpu.prior", "nonsense")
     findings = judge(tree.readings(Answers(opencl(LIBMALI)), HOME="/home/u"))
     assert about(findings, "/etc/honed/priors/mali.prior", made.digest).level == "ok"

@@ -269,7 +269,7 @@ def test_why_systemd_has_no_service(unit: dict[str, str], sentence: str) -> None
 def test_drivers_that_clash_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     views = [{"OCL_ICD_VENDORS": "/a.icd"}, {"OCL_ICD_VENDORS": "/b.icd"}]
     listed = {"/a.icd": opencl(POCL), "/b.icd": opencl(RUSTICL)}
-    monkeypatch.setattr(gather, "apart", lambda environ: views)
+    monkeypatch.setattr(gather, "driver_environments", lambda environ: views)
     monkeypatch.setattr(probe, "list_platforms", lambda environ: listed[environ["OCL_ICD_VENDORS"]])
     assert gather.Children({"PATH": ""}).platforms().platforms == (POCL, RUSTICL)
     listed["/a.icd"] = opencl(ended="crashed", error="SIGSEGV")

@@ -20,7 +20,7 @@ from honed.protocol.errors import ModelFileError
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor, SkippedSizes
-from honed.runtime.engines import allowance, compiled_serves
+from honed.runtime.engines import allowance, can_compiled_serve
 from honed.runtime.execution.executor import load
 from honed.runtime.execution.verification import check_numbered, probe_count
 from honed.tuner import frontend
@@ -329,7 +329,7 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
     least = both.least(given, keep_slower=False)
     assert 1 <= least <= rows
     if least < rows:
-        assert compiled_serves(compiled_us, us_per_row * least, same_cores=processor)
+        assert can_compiled_serve(compiled_us, us_per_row * least, same_cores=processor)
     assert both.least(given, keep_slower=True) == 1
     whole = replace(sized_part, by_rows=False)
     assert replace(both, part=whole).least(given, keep_slower=False) == 0

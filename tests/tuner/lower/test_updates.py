@@ -119,7 +119,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
         assert converted in ([], ["widened"]), "of what is given alone"
         executor.restore(growing, {"past": given.pop("past")[:, :7]})
         assert executor.step(given, growing, 7, 1) == {}
-        found = executor.grown(growing, 8)["past"]
+        found = executor.read_rows(growing, 8)["past"]
     assert found.dtype == np.float16
     expected = _expected({name: value.astype(np.float32) for name, value in _given(7).items()})
     np.testing.assert_allclose(found, expected[:, :8], atol=2e-3)

@@ -211,7 +211,7 @@ def test_the_child_dies_with_its_parent(
         "from tests.tuner.liars import honest, kinds\n"
         "task = honest.scale(pathlib.Path(sys.argv[1]))\n"
         "device = devices.select(sys.argv[2])\n"
-        "profile = peaks.measured(device, sys.argv[3])\n"
+        "profile = peaks.load_or_measure(device, sys.argv[3])\n"
         "with Measurer(device.spec, profile, MeasureLimits(run_seconds=60)) as measurer:\n"
         "    measurer.load(task)\n"
         "    print(measurer.pid, flush=True)\n"

@@ -126,7 +126,7 @@ def learned(features: int) -> bytes:
     """What is written of a prior of a processor."""
     data = xgboost.DMatrix(np.eye(4, features, dtype=np.float32), label=np.arange(4))
     model = bytes(xgboost.train({}, data, 1).save_raw("ubj"))
-    return PriorFile(family="cpu", knows_rules=True, model=model).written()
+    return PriorFile(family="cpu", knows_rules=True, model=model).to_bytes()
 
 
 def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_candidates_seconds_are_told_apart_and_none_is_lost() -> None:
 def test_rounds_add_up() -> None:
     one = Spent(search=1.0, build=2.0, check=3.0, measure=4.0)
     more = Spent(search=0.50001)
-    assert (one + one + more).rounded() == Spent(search=2.5, build=4.0, check=6.0, measure=8.0)
+    assert (one + one + more).round_times() == Spent(search=2.5, build=4.0, check=6.0, measure=8.0)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])

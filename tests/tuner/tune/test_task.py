@@ -80,7 +80,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
     peaks = replace(PEAKS, fp16_gflops=200.0, launch_us=0.0)
     one = task("k", flops=flops, nbytes=nbytes, dtype=dtype)
     best = one.roofline(peaks) / 1.5
-    raised = roofline.raised_by(peaks, flops, nbytes, best, half=dtype == "float16")
+    raised = roofline.raise_peaks(peaks, flops, nbytes, best, half=dtype == "float16")
     progress = TaskProgress(task=one, roofline=one.roofline(raised), default=2 * best)
     progress.found(best, "t")
     assert not progress.beyond

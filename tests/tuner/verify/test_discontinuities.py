@@ -300,13 +300,13 @@ def test_sums_at_a_boundary_are_served_with_a_note(
     rounded: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[str] = []
-    build = programs._built
+    build = programs._build
 
     def building(device: Device, source: str, cache: Path | None) -> Any:
         built.append(source)
         return build(device, source, cache)
 
-    monkeypatch.setattr(programs, "_built", building)
+    monkeypatch.setattr(programs, "_build", building)
     monkeypatch.setattr(verification, "run_sets", None)  # no part is compiled by itself
     result = compiling.compile_file(rounded, lambda *_: None)
     assert len(set(built)) == len(built) > 0, "a program that is there is built again"

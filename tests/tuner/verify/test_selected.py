@@ -14,7 +14,7 @@ from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST, LOWEST
-from honed.runtime.execution.verification import aligned, compare
+from honed.runtime.execution.verification import align_rows, compare
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.verify import discontinuities, levels
 from honed.tuner.verify.confined import DEFAULT_LIMITS
@@ -56,7 +56,7 @@ f (float[1,24,16] x) => (float[1,{kept}] scores, int64[1,{kept}] labels, float[1
 
 
 def right(reference: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> bool:
-    made = aligned(ALL, NAMES, reference, found, TOLERANCE)
+    made = align_rows(ALL, NAMES, reference, found, TOLERANCE)
     pairs = zip(NAMES, TOLERANCE, strict=True)
     return all(compare(reference[name], made[name], allowed, name).right for name, allowed in pairs)
 

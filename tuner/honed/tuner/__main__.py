@@ -75,7 +75,7 @@ def _needs_more_memory(limit_mib: int) -> str:
 
 
 def _compilation(job: commands.Check | commands.Fit) -> commands.Compile:
-    return job.derived(commands.Compile, "sizes", "keep_slower", "existing_build", "records", output=job.file)
+    return job.derive(commands.Compile, "sizes", "keep_slower", "existing_build", "records", output=job.file)
 
 
 def _check(job: commands.Check, emit: Emit) -> events.Done:

@@ -98,7 +98,7 @@ class _Building:
             # A model that will be refused should not wait for other compilations.
             async with changes.checking:
                 job = await self._job(output, server)
-                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
+                check = job.derive(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
                 await compile_model(check, seconds, lambda _: None)
             self._report("check", RECEIVED, "waiting for another compilation")
         async with changes.compiling:

@@ -121,7 +121,7 @@ class OptimisationChecks:
     async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
         """Reload a file in the CPU engines as `found` says, and store that."""
         lost: list[EngineServer] = []
-        if found.asked != self._registry.session_config(key):
+        if found.session_config != self._registry.session_config(key):
             self._registry.rechecked[key] = found  # Later loads follow it, too
             lost = [server for server in self._holders(key) if not await self._reload(server, key)]
         self._pool.handle(OptimisationChecked(key, found))

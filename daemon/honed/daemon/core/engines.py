@@ -252,7 +252,9 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
             continue
         model.manifest = dataclasses.replace(model.manifest, optimisation=event.result)
         core.act(Persist(model))
-        if event.result.asked != (before.asked if before is not None else OrtSessionConfig()):
+        if event.result.session_config != (
+            before.session_config if before is not None else OrtSessionConfig()
+        ):
             model.compared = float("-inf")
             if model.manifest.decision.times is not None:
                 _compare(core, model)

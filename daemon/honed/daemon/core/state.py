@@ -450,7 +450,7 @@ class Registry:
     def session_config(self, source: str) -> OrtSessionConfig:
         """Return the session configuration with which ONNX Runtime is to run the source with this key."""
         found = self.rechecked.get(source) or self.optimisation(source)
-        return found.asked if found is not None else OrtSessionConfig()
+        return found.session_config if found is not None else OrtSessionConfig()
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """Return the number of models in a state that `viewer` may see, without variants."""

@@ -42,11 +42,11 @@ def kernel_log() -> KernelLog:
 
 def stories(reader: Reader) -> Iterator[KernelFault]:
     """Yield every fault in the log, oldest first."""
-    from honed.machine.kernellog import group, seen
+    from honed.machine.kernellog import find_fault, group
 
     found: list[tuple[Record, DatedFault]] = []
     while records := reader.read():
-        found += [(record, fault) for record in records if (fault := seen(record)) is not None]
+        found += [(record, fault) for record in records if (fault := find_fault(record)) is not None]
     started = {fault.monotonic_s: record.realtime_s for record, fault in found}
     for story in group(fault for _, fault in found):
         yield fault_row(story, started[story.first_s])

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from honed.daemon.aio import in_thread
-from honed.machine.kernellog import DatedFault, FaultIncident, Reader, Severity, group, open_reader, seen
+from honed.machine.kernellog import (
+    DatedFault,
+    FaultIncident,
+    Reader,
+    Severity,
+    find_fault,
+    group,
+    open_reader,
+)
 from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
@@ -106,7 +114,7 @@ def _read(reader: Reader) -> list[DatedFault]:
 
     Call it in a thread: a driver's patterns are compiled at its first record.
     """
-    found = [fault for record in reader.read() if (fault := seen(record)) is not None]
+    found = [fault for record in reader.read() if (fault := find_fault(record)) is not None]
     return [each for each in found if each.fault.severity is not Severity.PROCESS_KILLED]
 
 

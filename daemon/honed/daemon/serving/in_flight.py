@@ -25,7 +25,7 @@ from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import InferenceResult, ProfileModel, WorkerCall
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import NoWorker, WorkerDied
-from honed.process.aio import taken
+from honed.process.aio import decode_answer
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError, OutOfMemory
@@ -350,7 +350,7 @@ class InFlightRequests:
         try:
             if isinstance(answer, Exception):
                 raise answer
-            work.answers.append(taken(call, answer))
+            work.answers.append(decode_answer(call, answer))
         except NoWorker:
             work.started = 0.0  # WorkerLost enqueues the request again
         except HonedError as error:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from honed.daemon.aio import in_thread
 from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
-from honed.runtime.engines import allowance, compiled_serves
+from honed.runtime.engines import allowance, can_compiled_serve
 
 from .engine_server import EngineServer
 from .loader import LONGEST_OWN_MS, Loader
@@ -41,7 +41,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return EngineChoice("cpu", f"{why}: {measured}", times)
-    if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
+    if not can_compiled_serve(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
         return EngineChoice("cpu", f"{SLOWER}: {measured}", times)
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {measured}", times)
 

@@ -75,7 +75,7 @@ async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -
     """Yield the answers of a child for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), ResourceLimits(memory_mib=INSPECTION_MIB)
-    taken: Any = aio.taken
+    taken: Any = aio.decode_answer
     process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
         for call in calls:

@@ -368,7 +368,7 @@ class Store:
         models = list(models)
         used = {file.sha256 for manifest in models for file in manifest.files}
         used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
-        used |= {manifest.optimisation.asked.half for manifest in models if manifest.optimisation}
+        used |= {manifest.optimisation.session_config.half for manifest in models if manifest.optimisation}
         for path in self._objects.iterdir():
             if path.name not in used:
                 self._discard(path)

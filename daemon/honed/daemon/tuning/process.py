@@ -112,7 +112,7 @@ class TunerChild:
                 reason = str(await self._live_once())
             except OSError as error:
                 reason = f"it cannot be started: {error}"
-            delay = restarts.ended(lived=time.monotonic() - begun)
+            delay = restarts.delay_after(lived=time.monotonic() - begun)
             self._text = f"it is started anew in {delay:.0f} s: {reason}"
             _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
             await asyncio.sleep(delay)

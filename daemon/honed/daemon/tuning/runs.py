@@ -173,9 +173,7 @@ class TunerRuns:
                     await self._child(tasks, notify, self.limits.compile_seconds, run=run)
                     return TunerMeasured(event=events.to_map(Done()))
                 output = folder / "tuned.honed"
-                tune = tasks.derived(
-                    Tune, "seed", output=output, trials=params.trials, seconds=params.seconds
-                )
+                tune = tasks.derive(Tune, "seed", output=output, trials=params.trials, seconds=params.seconds)
                 tuned = await self._child(tune, notify, None, run=run)
                 published = await self._publish(entry.name, begun, tuned, output)
                 return TunerMeasured(event=events.to_map(tuned), published=published)

@@ -221,7 +221,7 @@ class Host(RpcServer, ABC):
 
     def _next(self) -> RequestReceived | None:
         """Wait for the next request that does not load; None once the service has closed the socket."""
-        while (event := self.received()) is not None:
+        while (event := self.next_message()) is not None:
             if isinstance(event, NotificationReceived):
                 if event.method == "Cancel":
                     self._turns.end(event.params.get("msgid"))
@@ -233,7 +233,7 @@ class Host(RpcServer, ABC):
 
     def _answer_call(self, call: CallUnderWay) -> None:
         self.begin_call(call)
-        self.asked(call.request)
+        self.handle(call.request)
 
     def _refuse_call(self, request: RequestReceived) -> None:
         self.refuse(request, _cancellation())

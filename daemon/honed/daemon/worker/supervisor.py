@@ -191,7 +191,7 @@ class Supervisor:
             # before that of its socket.
             while self._calls:
                 await asyncio.sleep(0)
-            delay = restarts.ended(lived=lived, ready=ready, at_work=self._lost_at_work)
+            delay = restarts.delay_after(lived=lived, ready=ready, at_work=self._lost_at_work)
             # Requests wait for the successor of a worker that was ready. If two in a row did not start, the
             # engine has failed, and requests are refused.
             tell(
@@ -217,7 +217,7 @@ class Supervisor:
             lambda done: self._over(under_way, None if done.cancelled() else done.exception())
         )
         try:
-            return aio.taken(call, await coming)
+            return aio.decode_answer(call, await coming)
         except WorkerDied as died:
             raise self._death_error(under_way, died) from died
 

@@ -205,8 +205,8 @@ class Worker(Host):
 
     def _find(self, call: FindDevice) -> FoundDevice:
         device = select(self._spec or None) if call.models else None
-        if device is not None and peaks.known(device, self._cache_dir):
-            self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
+        if device is not None and peaks.has_stored(device, self._cache_dir):
+            self._spec, self._found = device.spec, peaks.load_or_measure(device, self._cache_dir)
         elif device is not None and call.measure_seconds is None:
             self._spec, self._found = device.spec, device.profile
         else:

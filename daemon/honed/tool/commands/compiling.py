@@ -66,7 +66,7 @@ def define_demo(demo: Parser) -> None:
 
 
 def _compile(arguments: argparse.Namespace, output: Output) -> None:
-    job = _fit_job(arguments.file, arguments).derived(
+    job = _fit_job(arguments.file, arguments).derive(
         Compile, "sizes", "keep_slower", "existing_build", "records", output=arguments.output
     )
     limits = dataclasses.replace(

@@ -142,7 +142,7 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
         reporter.update("measure", 0.0, "measuring the device's peaks")
         found = surveying.survey(arguments.device, cache)
     with replacing(arguments.profile) as file:
-        file.write(profilefile.dumps(found.measured()).encode())
+        file.write(profilefile.dumps(found.require_peaks()).encode())
     document = {"output": str(arguments.profile), "device": found.spec}
     output.emit(
         document,

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
 from honed.machine.files import gpu_clocks, system_number, system_text
-from honed.machine.vendors import apart, icd_files, stack_of
+from honed.machine.vendors import driver_environments, icd_files, stack_of
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status
@@ -346,7 +346,10 @@ class Children:
 
     def platforms(self) -> OpenCL:
         """List the platforms in a child, or in several if installed drivers must not share a process."""
-        found = [probe.list_platforms({**self.environ, **variables}) for variables in apart(self.environ)]
+        found = [
+            probe.list_platforms({**self.environ, **variables})
+            for variables in driver_environments(self.environ)
+        ]
         chosen = next((one for one in found if one.ended != "ok"), found[0])
         return replace(chosen, platforms=tuple(platform for one in found for platform in one.platforms))
 

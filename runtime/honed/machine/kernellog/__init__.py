@@ -14,7 +14,7 @@ from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 from .fault import Driver, Fault, Severity
 from .parse import parse
-from .reader import SETTLE_S, KmsgReader, Reader, Record, seen
+from .reader import SETTLE_S, KmsgReader, Reader, Record, find_fault
 from .story import (
     LATE_S,
     Attribution,
@@ -47,7 +47,7 @@ __all__ = [
     "ids_of",
     "open_reader",
     "parse",
-    "seen",
+    "find_fault",
 ]
 
 

@@ -162,7 +162,7 @@ class Pattern:
     @property
     def start(self) -> re.Pattern[str]:
         """The expression for the start of the record, after what the driver writes before every message."""
-        return _compiled(self.format, self.fields, self.expression)
+        return _compile_pattern(self.format, self.fields, self.expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,9 @@ def starts(expression: str) -> re.Pattern[str]:
 
 
 @cache  # Compiled at first use: of hundreds of rows a machine needs those of its own driver
-def _compiled(written: str, fields: tuple[FieldName | None, ...], expression: str | None) -> re.Pattern[str]:
+def _compile_pattern(
+    written: str, fields: tuple[FieldName | None, ...], expression: str | None
+) -> re.Pattern[str]:
     return starts(_expression(written, fields) if expression is None else expression)
 
 

@@ -42,7 +42,7 @@ class JournalReader:
     def __init__(self, path: str | os.PathLike[str] | None = None, *, from_start: bool = False) -> None:
         self._clocks: dict[str, LogClock] = {}
         try:
-            self._reader = _opened(path)
+            self._reader = _open_journal(path)
         except OSError as error:
             raise Unavailable(
                 f"{path or 'the journal'} cannot be opened as a journal ({error.strerror or error}); check it"
@@ -108,7 +108,7 @@ class JournalReader:
         )
 
 
-def _opened(path: str | os.PathLike[str] | None) -> Any:
+def _open_journal(path: str | os.PathLike[str] | None) -> Any:
     if path is None:
         reader = journal.Reader(converters=_CONVERTERS)
     elif Path(path).is_dir():

@@ -45,7 +45,7 @@ class Record:
         return self.facility == 0
 
 
-def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
+def find_fault(record: Record, *, forged: bool = False) -> DatedFault | None:
     """Return the fault in `record` with its time; None for other records.
 
     Ignores records that a program wrote unless `forged` admits them.
@@ -129,14 +129,14 @@ def parse_raw(data: bytes) -> Raw | None:
     for line in rest:
         key, separator, value = line.partition(b"=")
         if separator and key.startswith(b" "):
-            fields[_unescaped(key[1:])] = _unescaped(value)
+            fields[_unescape(key[1:])] = _unescape(value)
     number = int(header[1])
     return Raw(
         priority=number & 7,
         facility=number >> 3,
         sequence=int(header[2]),
         stamp_us=int(header[3]),
-        message=_unescaped(text),
+        message=_unescape(text),
         fields=fields,
     )
 
@@ -216,7 +216,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
 
 
-def _unescaped(data: bytes) -> str:
+def _unescape(data: bytes) -> str:
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), data).decode(errors="replace")
 
 

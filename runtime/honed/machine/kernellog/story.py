@@ -112,7 +112,7 @@ class _StoryDraft:
         """The first device that a record names, or None."""
         return next((s.fault.device for s in self.seen if s.fault.device is not None), None)
 
-    def known(self, field: str) -> int | None:
+    def first_value(self, field: str) -> int | None:
         """Return the value of `field` in the first record that has one, or None."""
         return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
 
@@ -129,7 +129,7 @@ class _StoryDraft:
         """
         mine = self.seen[0].fault
         if Driver.KERNEL in (mine.driver, fault.driver):
-            return fault.tgid is not None and fault.tgid == self.known("tgid")
+            return fault.tgid is not None and fault.tgid == self.first_value("tgid")
         device = self.device
         if mine.driver is fault.driver and (device is None or fault.device is None):
             return True
@@ -138,7 +138,9 @@ class _StoryDraft:
     def agrees(self, fault: Fault, *fields: str) -> bool:
         """Return whether incident and fault do not contradict each other in any of `fields`."""
         return all(
-            (mine := self.known(field)) is None or (theirs := getattr(fault, field)) is None or mine == theirs
+            (mine := self.first_value(field)) is None
+            or (theirs := getattr(fault, field)) is None
+            or mine == theirs
             for field in fields
         )
 
@@ -146,11 +148,11 @@ class _StoryDraft:
         return any(s.fault.severity is Severity.CONTEXT for s in self.seen)
 
     def has_thread(self, tid: int, threads: Mapping[int, int]) -> bool:
-        tgid = self.known("tgid")
-        return self.known("tid") == tid or (tgid is not None and tgid in (tid, threads.get(tid)))
+        tgid = self.first_value("tgid")
+        return self.first_value("tid") == tid or (tgid is not None and tgid in (tid, threads.get(tid)))
 
     def has_thread_of(self, tgid: int, threads: Mapping[int, int]) -> bool:
-        tid = self.known("tid")
+        tid = self.first_value("tid")
         return tid is not None and tgid in (tid, threads.get(tid))
 
     def story(self) -> FaultIncident:
@@ -161,10 +163,10 @@ class _StoryDraft:
             driver=Driver.KBASE_JM if Driver.KBASE_JM in drivers else drivers[0],
             device=self.device,
             severity=worst,
-            tgid=self.known("tgid"),
-            tid=self.known("tid"),
-            context=self.known("context"),
-            group=self.known("group"),
+            tgid=self.first_value("tgid"),
+            tid=self.first_value("tid"),
+            context=self.first_value("context"),
+            group=self.first_value("group"),
         )
 
 
@@ -188,13 +190,13 @@ def _home_of_process(
     near: list[_StoryDraft], fault: Fault, tgid: int, threads: Mapping[int, int]
 ) -> _StoryDraft | None:
     fitting = [draft for draft in near if draft.agrees(fault, "tgid", "context", "group")]
-    named = [draft for draft in fitting if draft.known("tgid") == tgid]
+    named = [draft for draft in fitting if draft.first_value("tgid") == tgid]
     if not named and (fault.consequence or _is_stream_bus_fault(fault)):
         # A page fault ends every group of its context: records of other groups add nothing.
         named = [
             draft
             for draft in near
-            if draft.known("tgid") == tgid and draft.agrees(fault, "context") and draft.ends_context()
+            if draft.first_value("tgid") == tgid and draft.agrees(fault, "context") and draft.ends_context()
         ]
     if named:
         return named[0]
@@ -209,14 +211,14 @@ def _home_of_thread(near: list[_StoryDraft], tid: int, threads: Mapping[int, int
 
 def _may_own(draft: _StoryDraft, tid: int, threads: Mapping[int, int]) -> bool:
     """Return whether thread `tid` may be of this incident's owner, as nothing contradicts it."""
-    if draft.known("tid") is not None:
+    if draft.first_value("tid") is not None:
         return False
-    return draft.known("tgid") is None or tid not in threads
+    return draft.first_value("tgid") is None or tid not in threads
 
 
 def _may_belong(draft: _StoryDraft, tgid: int, threads: Mapping[int, int]) -> bool:
     """Return whether this incident, which names no process, may be that of process `tgid`."""
-    tid = draft.known("tid")
+    tid = draft.first_value("tid")
     return tid is None or threads.get(tid, tgid) == tgid
 
 
@@ -284,7 +286,7 @@ def attribute(story: FaultIncident, processes: Collection[Process]) -> Attributi
         owners = [process for process in processes if process.ids is not None and named & process.ids]
         if len(owners) == 1:
             shown = " and ".join(str(number) for number in sorted(named))
-            return _guilty(Certainty.NAMED, owners[0], story, f"the kernel log names process {shown}")
+            return _attribute(Certainty.NAMED, owners[0], story, f"the kernel log names process {shown}")
         if not owners and all(process.ids is not None for process in processes):
             shown = " and ".join(str(number) for number in sorted(named))
             return Attribution(
@@ -337,14 +339,14 @@ def _outermost(statuses: Iterable[str]) -> Iterable[int]:
 def _by_timing(story: FaultIncident, processes: Iterable[Process]) -> Attribution:
     present = [process for process in processes if _running(process, story)]
     if len(present) == 1:
-        return _guilty(Certainty.TIMING, present[0], story, "no other process of ours was on the GPU then")
+        return _attribute(Certainty.TIMING, present[0], story, "no other process of ours was on the GPU then")
     reason = (
         "several of our processes were on the GPU then" if present else "nothing of ours was on the GPU then"
     )
     return Attribution(certainty=Certainty.UNKNOWN, process=None, runs=(), reason=reason)
 
 
-def _guilty(certainty: Certainty, process: Process, story: FaultIncident, reason: str) -> Attribution:
+def _attribute(certainty: Certainty, process: Process, story: FaultIncident, reason: str) -> Attribution:
     return Attribution(certainty=certainty, process=process, runs=_running(process, story), reason=reason)
 
 

@@ -112,7 +112,7 @@ class EncodedRequest(PreparedRequest):
             queue_us, compute_us = int(parameters["queue_us"]), int(parameters["compute_us"])
         except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
             raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
-        outputs = {name: self._delivered(name, array, into.get(name)) for name, array in arrays.items()}
+        outputs = {name: self._deliver(name, array, into.get(name)) for name, array in arrays.items()}
         return InferenceResponse(outputs, engine, queue_us, compute_us, device)
 
     def _output(self, output: Map) -> _Output:
@@ -133,7 +133,7 @@ class EncodedRequest(PreparedRequest):
             return decode_text(next(contents), shape)
         return np.frombuffer(next(contents), kind.numpy).reshape(shape)
 
-    def _delivered(self, name: str, array: NDArray[Any], target: NDArray[Any] | None) -> NDArray[Any]:
+    def _deliver(self, name: str, array: NDArray[Any], target: NDArray[Any] | None) -> NDArray[Any]:
         """Return the output in the caller's array for it, or else in a new array."""
         if target is None:
             return array.copy()  # An array of frombuffer is read-only
@@ -212,7 +212,7 @@ class InferenceBase:
         self._prepares = True  # False once the service does not know ModelPrepare
         self._link: Any = None
 
-    def _answered(
+    def _request_inference(
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
@@ -240,7 +240,7 @@ class InferenceBase:
             lent, why = None, None
             if given + room:
                 try:
-                    lent = yield from self._lent(given, room)
+                    lent = yield from self._lend(given, room)
                 except ResourceExhausted as error:
                     why = error
             if lent is None:
@@ -254,23 +254,23 @@ class InferenceBase:
                 *((name, array.dtype, array.shape, places.get(name)) for name, array in arrays.items()),
             )
             try:
-                with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+                with _NOT_LENT if lent is None else self._scratch.lend(lent.region):
                     call = self._known.get(like)
                     if not isinstance(call, EncodedRequest):
                         call = infer_call(model, arrays, wanted, places, asking, lent)
-                    reply = yield from self._sent(like, call, call.contents(arrays), seconds)
+                    reply = yield from self._send(like, call, call.contents(arrays), seconds)
                     answered = call.answer(reply, into)
             except AnswerTooLarge as error:
                 if sequence is not None or error.nbytes <= asked:
                     raise
                 asked = error.nbytes
-                self._scratch.answered(model, [asked])
+                self._scratch.note_sizes(model, [asked])
                 continue
             made = [a.nbytes for name, a in answered.outputs.items() if name not in call.shared]
-            self._scratch.answered(model, made)
+            self._scratch.note_sizes(model, made)
             return answered
 
-    def _sent(
+    def _send(
         self,
         like: Hashable,
         prepared: PreparedRequest,
@@ -309,12 +309,12 @@ class InferenceBase:
             self._known[like] = prepared
         return reply.result
 
-    def _lent(self, given: int, room: int) -> RpcSteps[ScratchRegion]:
+    def _lend(self, given: int, room: int) -> RpcSteps[ScratchRegion]:
         """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
 
         Unregisters and closes dropped regions first.
         """
-        for region in self._scratch.dropped():
+        for region in self._scratch.take_dropped():
             self._discard(region)
             with contextlib.suppress(HonedError):  # NotFound is fine: the service forgot the region already
                 yield unregister(region)
@@ -335,7 +335,7 @@ class InferenceBase:
     def _forget_scratch(self) -> None:
         """Release the client's own regions; the service forgets regions with their connection."""
         self._scratch.close()
-        for region in self._scratch.dropped():
+        for region in self._scratch.take_dropped():
             self._discard(region)
 
     def _discard(self, region: Region) -> None:

@@ -50,7 +50,7 @@ def add(
     try:
         opened[file.name] = open_model(file)
         sets |= open_calibration(sets_in)
-        return (yield from _sent(file, opened, load)).result
+        return (yield from _send_files(file, opened, load)).result
     finally:
         close_all((*opened.values(), *sets.values()))
 
@@ -89,12 +89,12 @@ def upload(
         opened[path.name if path is not None else _UNNAMED] = _open(model)
         for name, given in external.items():
             opened[name] = _open(given)
-        return methods.MODEL_BRING.result_of((yield from _sent(beside, opened, load)).result)
+        return methods.MODEL_BRING.result_of((yield from _send_files(beside, opened, load)).result)
     finally:
         close_all(opened.values())
 
 
-def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], RpcRequest]) -> RpcSteps[Reply]:
+def _send_files(file: Path | None, opened: dict[str, int], load: Callable[[], RpcRequest]) -> RpcSteps[Reply]:
     """Return the answer to a call that sends a model's files; repeat the call with missing external data.
 
     The external data is read from the folder of `file`; without a file, raises MissingFiles.
@@ -162,10 +162,12 @@ def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
     """Return a descriptor of a data file; raise OSError, or MissingFiles for a file outside of `folders`."""
     pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # Ends in a loop of links, too
     if pure.is_absolute() or ".." in pure.parts:
-        raise _refused(name, "it has a path that leads out of the model's folder; export the model again")
+        raise _unsendable_file(
+            name, "it has a path that leads out of the model's folder; export the model again"
+        )
     if not any(found.is_relative_to(each) for each in folders):
         why = f"it is a link to {str(found)[:300]!r}, out of the model's folder; copy the file there instead"
-        raise _refused(name, why)
+        raise _unsendable_file(name, why)
     return os.open(found, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -176,10 +178,12 @@ def _unsendable(path: Path, missing: MissingFiles, error: OSError) -> MissingFil
         listed = ", ".join(name[:200] for name in absent[:5]) + (", ..." if len(absent) > 5 else "")
         sentence = f"the model's data files are missing beside it: {listed}; put them in the same folder"
         return MissingFiles(sentence, absent, absent)
-    return _refused(str(error.filename), f"it cannot be read ({error.strerror}); check who may read it")
+    return _unsendable_file(
+        str(error.filename), f"it cannot be read ({error.strerror}); check who may read it"
+    )
 
 
-def _refused(name: str, why: str) -> MissingFiles:
+def _unsendable_file(name: str, why: str) -> MissingFiles:
     sentence = f"the model's data file {name[:200]!r} cannot be sent: {why}"
     return MissingFiles(sentence, (sentence,), (name,))
 
@@ -280,7 +284,7 @@ class ExportedFiles:
         self.close()
 
 
-def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
+def open_export(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     """Return the result of ModelExport with its descriptors.
 
     Closes the descriptors and raises Internal if the result is invalid.
@@ -305,7 +309,7 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     )
 
 
-def exported_file(descriptors: Sequence[int]) -> BinaryIO:
+def open_single_file(descriptors: Sequence[int]) -> BinaryIO:
     """Return the one file of an answer, open for reading; raise Internal unless there is exactly one."""
     if len(descriptors) != 1:
         close_all(descriptors)

@@ -24,7 +24,7 @@ from honed.protocol.strict import Map
 
 from . import files
 from .calls import InferenceBase, InferenceResponse, Outputs, PreparedRequest, SequenceOptions
-from .files import ExportedFiles, Given, exported, exported_file, shapes_of
+from .files import ExportedFiles, Given, open_export, open_single_file, shapes_of
 from .steps import USUAL, RpcRequest, RpcSteps, T, Usual, limit_of, operation
 
 
@@ -76,7 +76,9 @@ class Operations(InferenceBase):
         keeps the model's state for the next request of the sequence, and raises SequenceLost if it does not
         know the sequence.
         """
-        answered = yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence)
+        answered = yield from self._request_inference(
+            model, inputs, outputs, timeout, priority, finite, sequence
+        )
         return answered.outputs
 
     @operation
@@ -98,7 +100,7 @@ class Operations(InferenceBase):
         none for these shapes.
         """
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
-        return (yield from self._answered(*asked))
+        return (yield from self._request_inference(*asked))
 
     answer = infer_response  # Name in honed 0.1
 
@@ -112,7 +114,7 @@ class Operations(InferenceBase):
         like = strict.copy_fields(params.PrepareParams, whole, parameters=options)
         prepared = self._known.get(like) or PreparedRequest(like)
         seconds = limit_of(self.timeout if timeout is None else timeout)
-        result = yield from self._sent(like, prepared, whole.raw_input_contents or (), seconds, whole.id)
+        result = yield from self._send(like, prepared, whole.raw_input_contents or (), seconds, whole.id)
         return methods.MODEL_INFER.result_of(result)
 
     @operation
@@ -181,7 +183,7 @@ class Operations(InferenceBase):
     def export(self, model: str) -> RpcSteps[ExportedFiles]:
         """Return the files of `model`, open for reading: the compiled file and its sources."""
         answer = yield RpcRequest(methods.MODEL_EXPORT, params.ExportParams(name=model))
-        return exported(answer.result, answer.descriptors)
+        return open_export(answer.result, answer.descriptors)
 
     @operation
     def profile(
@@ -370,7 +372,7 @@ class Operations(InferenceBase):
         With `spread`, the file holds fast, slow and refused schedules of each task, to learn a prior from.
         """
         given = params.HintsExportParams(spread=spread or None)
-        return exported_file((yield RpcRequest(methods.HINTS_EXPORT, given, None)).descriptors)
+        return open_single_file((yield RpcRequest(methods.HINTS_EXPORT, given, None)).descriptors)
 
     @operation
     def import_hints(self, descriptor: int, *, device: str | None = None) -> RpcSteps[HintsImported]:

@@ -163,7 +163,7 @@ class Scratch:
                 "place them in a region of your own (the client's `region`)"
             )
 
-    def answered(self, model: str, outputs: Sequence[int]) -> None:
+    def note_sizes(self, model: str, outputs: Sequence[int]) -> None:
         """Remember the sizes in bytes of the outputs that were not written to arrays of the app's."""
         if model not in self._answers and len(self._answers) >= _MODELS:
             del self._answers[next(iter(self._answers))]
@@ -195,7 +195,7 @@ class Scratch:
         self._dropped.append(region)
 
     @contextmanager
-    def lent(self, region: Region) -> Iterator[None]:
+    def lend(self, region: Region) -> Iterator[None]:
         """Lend a region to one request; drop it if the request fails, as the service may still run it."""
         try:
             yield
@@ -204,7 +204,7 @@ class Scratch:
             raise
         self.give_back(region)
 
-    def dropped(self) -> Iterator[Region]:
+    def take_dropped(self) -> Iterator[Region]:
         """Yield dropped regions, which the caller closes and unregisters."""
         while self._dropped:
             yield self._dropped.pop()

@@ -87,7 +87,7 @@ class RpcRequest:
         plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
-    def taken(self, answered: ResponseReceived) -> Reply:
+    def reply_of(self, answered: ResponseReceived) -> Reply:
         """Return the answer as a reply, and close descriptors that the method does not return.
 
         Raises InvalidArgument if the answer is no map.

@@ -120,9 +120,9 @@ def write(
     or a value does not fit its buffer, and ResourceExhausted if the disk is full.
     """
     validate.check(model)
-    values = _checked_constants(model, constants)
+    values = _check_constants(model, constants)
     for form, own in zip(model.forms, forms, strict=True):
-        values |= _checked_constants(form.model, own) | values
+        values |= _check_constants(form.model, own) | values
     header = msgpack.packb(strict.to_plain(model), use_bin_type=True)
     if len(header) > MAX_HEADER_BYTES:
         raise ModelFileError(
@@ -131,12 +131,12 @@ def write(
         )
     draft = _Preamble(len(header), model.constant_bytes, hashlib.sha256(header).digest(), bytes(32))
     with replacing(Path(path)) as file:
-        file.write(_packed(draft))
+        file.write(_pack(draft))
         file.write(header)
         file.write(bytes(draft.constants_at - _PREAMBLE.size - len(header)))
         digest = _write_constants(file, model, sorted(values.items()))
         file.seek(0)
-        file.write(_packed(draft._replace(constant_sha256=digest)))
+        file.write(_pack(draft._replace(constant_sha256=digest)))
 
 
 def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
@@ -169,9 +169,7 @@ def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
     return ModelFile(path, model, mapped, preamble.constants_at)
 
 
-def _checked_constants(
-    model: CompiledModel, constants: Mapping[int, NDArray[Any]]
-) -> dict[int, NDArray[Any]]:
+def _check_constants(model: CompiledModel, constants: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
     """Return the values of constant buffers that are not empty, by offset; raise ModelFileError."""
     wanted = {i for i, buffer in enumerate(model.buffers) if buffer.place == "constant"}
     for index in sorted(wanted.symmetric_difference(constants)):
@@ -207,7 +205,7 @@ def _write_constants(file: BinaryIO, model: CompiledModel, values: list[tuple[in
     return digest.digest()
 
 
-def _packed(preamble: _Preamble) -> bytes:
+def _pack(preamble: _Preamble) -> bytes:
     return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, *preamble)
 
 

@@ -82,7 +82,7 @@ def _check_forms(model: CompiledModel, split: PartitionTable) -> None:
     for form in model.forms:
         part, own = split.parts[form.part], form.model
         called = f"the form of part {form.part} for {list(form.sizes)}"
-        wanted = filled(part.inputs, form.sizes)
+        wanted = fill_sizes(part.inputs, form.sizes)
         require(
             [_signature(t) for t in own.inputs] == [_signature(t) for t in wanted], f"{called} takes others"
         )
@@ -105,7 +105,7 @@ def open_count(tensors: Iterable[PartitionTensor]) -> int:
     return sum(tensor.shape.count(-1) for tensor in tensors)
 
 
-def filled(tensors: Iterable[PartitionTensor], sizes: Sequence[int]) -> tuple[PartitionTensor, ...]:
+def fill_sizes(tensors: Iterable[PartitionTensor], sizes: Sequence[int]) -> tuple[PartitionTensor, ...]:
     """Return the tensors with each -1 replaced by the next of `sizes`."""
     left = iter(sizes)
     return tuple(

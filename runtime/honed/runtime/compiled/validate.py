@@ -175,12 +175,12 @@ def _check_kernels(model: CompiledModel) -> None:
     require(all(names) and len(set(names)) == len(names), "kernel names are empty or not unique")
     words = sum(len(_KERNEL.findall(source)) for source in model.sources)
     require(words <= MAX_KERNEL_WORDS, f"the OpenCL sources say __kernel {words} times")
-    declared = [_declared(source) for source in model.sources]
+    declared = [_kernel_names(source) for source in model.sources]
     for kernel in model.kernels:
         _check_kernel(model, f"kernel {kernel.name!r}", kernel, declared)
 
 
-def _declared(source: str) -> frozenset[str]:
+def _kernel_names(source: str) -> frozenset[str]:
     """Return every name that an OpenCL source may declare as a kernel."""
     return frozenset(
         name

@@ -13,7 +13,7 @@ from itertools import groupby, starmap
 from operator import itemgetter, length_hint
 from typing import Any
 
-from honed.machine.opencl import LOADER, cl, refused
+from honed.machine.opencl import LOADER, cl, driver_error
 
 Call = tuple[Any, tuple[Any, ...], str]  # A driver function, its arguments, a description for errors
 _EXECUTION_STATUS = 0x11D3  # CL_EVENT_COMMAND_EXECUTION_STATUS
@@ -34,7 +34,7 @@ class Calls:
             left = iter(arguments)
             code = next(filter(None, starmap(function, left)), 0)
             if code:
-                raise refused(doing[-1 - length_hint(left)], function.__name__, code)
+                raise driver_error(doing[-1 - length_hint(left)], function.__name__, code)
 
 
 class ReusedEvent:
@@ -70,7 +70,7 @@ class ReusedEvent:
         self.release()
 
 
-def owned(event: ctypes.c_void_p) -> Any:
+def own_event(event: ctypes.c_void_p) -> Any:
     """Return a pyopencl Event that owns a driver's event and releases it."""
     return cl.Event.from_int_ptr(event.value, retain=False)
 

@@ -38,7 +38,7 @@ from .partcalls import (
     ShareMemory,
     SpecialisedSizes,
     UnloadPart,
-    laid_out,
+    lay_out,
 )
 
 Array = NDArray[Any]
@@ -102,7 +102,7 @@ class CpuPartitionProcess:
         arrays = [array for _, array in inputs]
         declared = {tensor.name: tensor for tensor in outputs}
         with self._lock:
-            places, room = self._placed(arrays, outputs)
+            places, room = self._place(arrays, outputs)
             call = RunParts(
                 parts=tuple(numbers),
                 inputs=given,
@@ -122,7 +122,7 @@ class CpuPartitionProcess:
             self._most_made = max(self._most_made, sum(map(len, data)))
             found = zip(ran.outputs, data, strict=True)
             # Copied, as the next run writes to the same memory.
-            made = {t.name: np.array(_checked(declared.get(t.name), t, held)) for t, held in found}
+            made = {t.name: np.array(_check_output(declared.get(t.name), t, held)) for t, held in found}
         return ran, made
 
     def unload(self, numbers: Sequence[int]) -> None:
@@ -137,15 +137,15 @@ class CpuPartitionProcess:
                 for number in numbers:
                     self._call(UnloadPart(part=number))
 
-    def _placed(
+    def _place(
         self, inputs: Sequence[Array], outputs: Sequence[PartitionTensor]
     ) -> tuple[tuple[int, ...], int]:
         """Copy large inputs to shared memory; return the offset of each, and where outputs may begin.
 
         Returns () and 0 if there is too little data, which then goes over the socket.
         """
-        places, room = laid_out([array.nbytes for array in inputs], 0)
-        _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
+        places, room = lay_out([array.nbytes for array in inputs], 0)
+        _, end = lay_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
         end = max(end, room + self._most_made)
         if end < _SHARED_BYTES or not inputs:
             return (), 0
@@ -281,7 +281,7 @@ def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
         raise DeviceError("the CPU engine's process for parts of the model says what it should not")
 
 
-def _checked(wanted: PartitionTensor | None, given: PartitionTensor, data: Data) -> Array:
+def _check_output(wanted: PartitionTensor | None, given: PartitionTensor, data: Data) -> Array:
     """Return an output as an array; `wanted` describes it in the header, None if it is not there.
 
     Raises DeviceError if it is not there, and InvalidArgument if it has another type or shape.
@@ -331,19 +331,19 @@ class TailPartitions:
         while left:
             ran, made = self._parts.run_chain(left, there, self._wanted, self._stops if run_form else ())
             there |= made
-            observed += self._observed(left, ran.sizes)
+            observed += self._observe(left, ran.sizes)
             left = left[ran.done :]
             if left and run_form is not None:
-                there |= self._formed(left[0], ran.sizes[ran.done], there, run_form)
+                there |= self._run_specialisation(left[0], ran.sizes[ran.done], there, run_form)
                 left = left[1:]
         return {name: there[name] for name in self._wanted}, tuple(observed)
 
-    def _observed(self, numbers: Sequence[int], sizes: Sequence[tuple[int, ...]]) -> list[ObservedSizes]:
+    def _observe(self, numbers: Sequence[int], sizes: Sequence[tuple[int, ...]]) -> list[ObservedSizes]:
         assert self._split is not None
         each = zip(numbers, sizes, strict=False)
         return [ObservedSizes(part=n, sizes=those) for n, those in each if self._split.parts[n].sized]
 
-    def _formed(
+    def _run_specialisation(
         self, number: int, observed: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
     ) -> dict[str, Array]:
         """Return a partition's outputs for `values`, from its smallest specialisation that covers `observed`.

@@ -160,7 +160,7 @@ class Executor:
         self._unusable = ""  # Reason that it is unusable, if it is
         self._seconds = 0.0  # Duration of the latest run
         programs.check(file.model, device)
-        kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
+        kernels = _build_kernels(file.model, device, cache_dir, builder, progress)
         self.programs: Sequence[Any] = kernels  # Kept alive so that models of this process share them
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
@@ -170,8 +170,8 @@ class Executor:
         with driver_call("convert halves"):
             given, made = memory.ports(file.model, "input"), memory.ports(file.model, "output")
             kept = {port.buffer for port in given} & {port.buffer for port in made}
-            self._inputs = converted(given, kept, True, self._memory, device, cache_dir)
-            self._outputs = converted(made, kept, False, self._memory, device, cache_dir)
+            self._inputs = convert_ports(given, kept, True, self._memory, device, cache_dir)
+            self._outputs = convert_ports(made, kept, False, self._memory, device, cache_dir)
         cap = device.profile.rules.max_queued_launches
         for step in file.model.prepare:
             if not segments.empty(file.model, step):
@@ -182,7 +182,7 @@ class Executor:
         ]
         process = parts or CpuPartitionProcess()
         self._parts = process.open(file) if file.model.split is not None else None
-        self._behind = TailPartitions(file.model, self._parts)
+        self._tail = TailPartitions(file.model, self._parts)
         self.observed: tuple[ObservedSizes, ...] = ()  # Sizes that the tail observed in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
@@ -206,9 +206,9 @@ class Executor:
 
         Raises InvalidArgument for inputs the model does not take, DeviceError if the device fails.
         """
-        given = memory.checked(self._inputs.ports, inputs)
+        given = memory.check_inputs(self._inputs.ports, inputs)
         with self._lock:
-            return self._completed(inputs, self._infer(given, None))
+            return self._complete(inputs, self._infer(given, None))
 
     def step(
         self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
@@ -218,17 +218,17 @@ class Executor:
         Appends the first `count` new rows to the state. Returns the other outputs; raises as `run` does, and
         InvalidArgument for a model whose outputs lack rows of the state.
         """
-        held = self._held(growing)
-        given = iter(memory.checked(held.given, inputs))
+        held = self._state_ports(growing)
+        given = iter(memory.check_inputs(held.given, inputs))
         values = [None if port.name in held.names else next(given) for port in self._inputs.ports]
         with self._lock:
             return self._infer(values, None, held, rows, count)
 
     def row_bytes(self, growing: tuple[Growth, ...]) -> int:
         """Return the size of a row of the state in bytes."""
-        return self._held(growing).row_bytes
+        return self._state_ports(growing).row_bytes
 
-    def _held(self, growing: tuple[Growth, ...]) -> _HeldPorts:
+    def _state_ports(self, growing: tuple[Growth, ...]) -> _HeldPorts:
         """Return the ports for this state, which are computed once."""
         if growing not in self._growing:
             self._growing[growing] = _HeldPorts.of(
@@ -236,7 +236,7 @@ class Executor:
             )
         return self._growing[growing]
 
-    def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
+    def read_rows(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
         """Return the first `rows` rows of the state, by input."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("read what the model keeps"):
@@ -255,7 +255,7 @@ class Executor:
         with self._lock, driver_call("write what the model keeps"):
             for each in growing:
                 buffer = ports[each.input].buffer
-                with self._memory.written(self._queue, buffer) as target:
+                with self._memory.writing(self._queue, buffer) as target:
                     target[...] = 0
                     if (value := values.get(each.input)) is not None:
                         cut = (slice(None),) * each.axis + (slice(value.shape[each.axis]),)
@@ -270,7 +270,7 @@ class Executor:
         With `expected` outputs, memory that no kernel writes is found: before the run, every output holds the
         complement of its expected bits, and scratch memory holds NaN.
         """
-        given = memory.checked(self._inputs.ports, inputs)
+        given = memory.check_inputs(self._inputs.ports, inputs)
         with self._lock:
             if expected is not None and not self._unusable:
                 self._poison(expected)
@@ -280,7 +280,7 @@ class Executor:
         with driver_call("poison the model's outputs"):
             self._memory.poison(self._queue)
             for port in self._outputs.ports:
-                with self._memory.written(self._queue, port.buffer) as target:
+                with self._memory.writing(self._queue, port.buffer) as target:
                     memory.store(port, _opposite(expected[port.name]), target)
 
     def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
@@ -288,7 +288,7 @@ class Executor:
 
         Without `forms`, the CPU engine runs all its partitions. Raises as `run` does.
         """
-        found, self.observed = self._behind.run(_together(given), self._run_form if forms else None)
+        found, self.observed = self._tail.run(_together(given), self._run_form if forms else None)
         return found
 
     def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -306,10 +306,10 @@ class Executor:
             timeline.host.append(HostCallTiming(COMPILED_PART, start, began))
             return made
 
-        self._behind.run(_together(given), run_form)
+        self._tail.run(_together(given), run_form)
         timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
 
-    def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
+    def _complete(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """Return the model's outputs, from its inputs and the outputs of the steps."""
         if self.model.split is None:
             return made
@@ -318,7 +318,7 @@ class Executor:
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raise as `run` does."""
-        given = memory.checked(self._inputs.ports, inputs)
+        given = memory.check_inputs(self._inputs.ports, inputs)
         with self._lock:
             if self._profiling_queue is None:
                 properties = cl.command_queue_properties.PROFILING_ENABLE
@@ -355,7 +355,7 @@ class Executor:
 
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can be freed."""
-        with driver_call("prepare the model"), self._memory.lent(self._queue, step):
+        with driver_call("prepare the model"), self._memory.lend(self._queue, step):
             command = segments.command(self.model, built, self._memory, step)
             event = command.enqueue(handle(self._queue))
             self._queue.finish()
@@ -380,7 +380,7 @@ class Executor:
                 for port, value in zip(self._inputs.ports, given, strict=True):
                     if value is None:  # State is on the device already
                         continue
-                    with self._memory.written(queue, port.buffer) as target:
+                    with self._memory.writing(queue, port.buffer) as target:
                         memory.store(port, value, target)
                 self._inputs.enqueue(queue)
                 events = [
@@ -434,7 +434,7 @@ def _check_complete(events: list[Any]) -> None:
             )
 
 
-def _built_kernels(
+def _build_kernels(
     model: CompiledModel,
     device: Device,
     cache_dir: Path | None,
@@ -493,7 +493,7 @@ class ConvertedPorts:
         self._calls[queue.int_ptr].make()
 
 
-def converted(
+def convert_ports(
     ports: tuple[Port, ...],
     kept: Set[int],
     inwards: bool,
@@ -526,7 +526,7 @@ def converted(
             continue
         elements = math.prod(port.shape)
         place: Place = "input" if inwards else "output"
-        index = memory.added(
+        index = memory.add(
             Buffer(dtype="float16", shape=port.shape, place=place, offset=0, nbytes=2 * elements)
         )
         buffers = [memory.buffers[index], memory.buffers[port.buffer]]

@@ -79,11 +79,11 @@ class DeviceMemory:
         self._copies = {}
         self._staging = {}
 
-    def added(self, described: Buffer) -> int:
+    def add(self, described: Buffer) -> int:
         """Add a buffer with an allocation of its own, and return its index; raise pyopencl's errors."""
         flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
         self._described.append(described)
-        self.buffers.append(self._allocated(described.nbytes, flags))
+        self.buffers.append(self._new_buffer(described.nbytes, flags))
         return len(self.buffers) - 1
 
     def poison(self, queue: Any) -> None:
@@ -93,12 +93,12 @@ class DeviceMemory:
                 cl.enqueue_fill_buffer(queue, buffer, np.uint8(_POISON), 0, described.nbytes)
 
     @contextmanager
-    def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
+    def lend(self, queue: Any, step: Preparation) -> Iterator[None]:
         """Keep the constants that `step` of the preparation reads on the device during the block."""
         lent = constants_of(self._file.model, (step,)) - self._resident
         try:
             for index in lent:
-                self.buffers[index] = self._allocated(self._described[index].nbytes)
+                self.buffers[index] = self._new_buffer(self._described[index].nbytes)
                 self._upload(queue, index)
             yield
         finally:
@@ -106,14 +106,14 @@ class DeviceMemory:
                 self.buffers[index] = None
 
     @contextmanager
-    def written(self, queue: Any, index: int) -> Iterator[Array]:
+    def writing(self, queue: Any, index: int) -> Iterator[Array]:
         """Yield an array whose contents are written to buffer `index` after the block.
 
         The array's contents are unspecified at first.
         """
         described = self._described[index]
         if not self._is_mapped(described):
-            yield self._staged(queue, index)
+            yield self._stage(queue, index)
             self._copy(queue, index, inwards=True)
             return
         array = self._map(queue, index, cl.map_flags.WRITE_INVALIDATE_REGION, blocking=True)
@@ -133,7 +133,7 @@ class DeviceMemory:
                     mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
                     arrays.append(mapped[-1])
                     continue
-                arrays.append(self._staged(queue, index))
+                arrays.append(self._stage(queue, index))
                 self._copy(queue, index, inwards=False)
             queue.finish()
             yield arrays
@@ -171,7 +171,7 @@ class DeviceMemory:
             self._copies[key] = Calls([(function, args, "copy a tensor")])
         self._copies[key].make()
 
-    def _staged(self, queue: Any, index: int) -> Array:
+    def _stage(self, queue: Any, index: int) -> Array:
         array = self._staging.get(index)
         if array is None:
             described = self._described[index]
@@ -179,7 +179,7 @@ class DeviceMemory:
             if self._shared or not described.nbytes:
                 array = np.empty(described.shape, numpy)
             else:
-                host = self._allocated(described.nbytes, cl.mem_flags.ALLOC_HOST_PTR)
+                host = self._new_buffer(described.nbytes, cl.mem_flags.ALLOC_HOST_PTR)
                 both = cl.map_flags.READ | cl.map_flags.WRITE
                 array, _ = cl.enqueue_map_buffer(queue, host, both, 0, described.shape, numpy)
             self._staging[index] = array
@@ -191,7 +191,7 @@ class DeviceMemory:
         for index, described in enumerate(self._described):
             resident = described.place != "constant" or index in self._resident
             if index not in held and described.within is None and resident:
-                held[index] = _Stretch(self._allocated(described.nbytes, flags), 0)
+                held[index] = _Stretch(self._new_buffer(described.nbytes, flags), 0)
         cut: dict[tuple[int, int, int], Any] = {}
         buffers: list[Any] = []
         for index in range(len(self._described)):
@@ -212,7 +212,7 @@ class DeviceMemory:
         Buffers that overlap share one allocation.
         """
         ranges = allocations(self._described, place)
-        wholes = [self._allocated(len(lies)) for lies in ranges]
+        wholes = [self._new_buffer(len(lies)) for lies in ranges]
         starts = [lies.start for lies in ranges]
         found: dict[int, _Stretch] = {}
         for index, b in enumerate(self._described):
@@ -221,7 +221,7 @@ class DeviceMemory:
                 found[index] = _Stretch(wholes[at], b.offset - starts[at])
         return found
 
-    def _allocated(self, nbytes: int, flags: int = 0) -> Any:
+    def _new_buffer(self, nbytes: int, flags: int = 0) -> Any:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE | flags, max(nbytes, _LEAST_BYTES))
 
     def _upload(self, queue: Any, index: int) -> None:
@@ -259,7 +259,7 @@ def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
     return tuple(found)
 
 
-def checked(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]:
+def check_inputs(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]:
     """Return the arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
 
     Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and PreconditionBroken for
@@ -267,7 +267,7 @@ def checked(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]
     """
     if given.keys() != {port.name for port in wanted}:
         raise InvalidArgument(_names_problem(wanted, given))
-    return [_checked(port, given[port.name]) for port in wanted]
+    return [_check_input(port, given[port.name]) for port in wanted]
 
 
 def store(port: Port, value: Array, target: Array) -> None:
@@ -292,14 +292,14 @@ def result(port: Port, held: Array) -> Array:
         return np.array(held, dtype=port.seen, order="C", copy=True)
 
 
-def _checked(port: Port, value: object) -> Array:
+def _check_input(port: Port, value: object) -> Array:
     if not isinstance(value, np.ndarray):
         raise InvalidArgument(
-            f"input {port.name!r} is {type(value).__name__}; give a NumPy array of {_described(port)}"
+            f"input {port.name!r} is {type(value).__name__}; give a NumPy array of {_describe(port)}"
         )
     if value.dtype != port.seen or value.shape != port.shape:
         raise InvalidArgument(
-            f"input {port.name!r} is {value.dtype}{list(value.shape)} and must be {_described(port)}; "
+            f"input {port.name!r} is {value.dtype}{list(value.shape)} and must be {_describe(port)}; "
             "convert it first"
         )
     for bound in port.bounds:
@@ -317,9 +317,9 @@ def _names_problem(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> str:
     unknown = [repr(name) for name in given if name not in names]
     problems = [f"input {', '.join(missing)} is missing"] * bool(missing)
     problems += [f"input {', '.join(unknown)} is unknown"] * bool(unknown)
-    listed = ", ".join(f"{port.name!r} as {_described(port)}" for port in wanted) or "none"
+    listed = ", ".join(f"{port.name!r} as {_describe(port)}" for port in wanted) or "none"
     return f"{' and '.join(problems)}; this model's inputs are {listed}"
 
 
-def _described(port: Port) -> str:
+def _describe(port: Port) -> str:
     return f"{port.seen.name}{list(port.shape)}"

@@ -80,7 +80,7 @@ class RunParts(Call[PartitionsResult]):
     room: int = 0
 
 
-def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
+def lay_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
     """Return aligned offsets for tensors of these sizes, in order from `start` on, and the end."""
     places = []
     for size in sizes:

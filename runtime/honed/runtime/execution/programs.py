@@ -49,12 +49,12 @@ def build(device: Device, source: str, cache_dir: Path | None) -> Any:
     """
     key = device.spec, source
     if (program := _in_use.get(key)) is None:
-        program = _in_use[key] = _built(device, source, cache_dir)
+        program = _in_use[key] = _build(device, source, cache_dir)
     return program
 
 
-def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
-    kept = _kept_at(device, source, cache_dir) if cache_dir else None
+def _build(device: Device, source: str, cache_dir: Path | None) -> Any:
+    kept = _cache_path(device, source, cache_dir) if cache_dir else None
     if kept is not None:
         program = _from_binary(device, kept)
         if program is not None:
@@ -70,7 +70,7 @@ def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
     return program
 
 
-def _kept_at(device: Device, source: str, cache_dir: Path) -> Path:
+def _cache_path(device: Device, source: str, cache_dir: Path) -> Path:
     identity = repr(sorted(to_plain(device.profile.identity).items())).encode()
     folder = hashlib.sha256(identity).hexdigest()[:32]
     name = hashlib.sha256("\0".join((*OPTIONS, source)).encode()).hexdigest()

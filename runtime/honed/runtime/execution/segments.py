@@ -21,7 +21,7 @@ from honed.machine.opencl import LOADER, cl, driver_call
 from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
-from .calls import Call, Calls, ReusedEvent, handle, owned, size, sizes
+from .calls import Call, Calls, ReusedEvent, handle, own_event, size, sizes
 from .cpuparts import LoadedPartitions
 from .memory import DeviceMemory
 from .timing import Enqueued, HostCallTiming, Timeline
@@ -77,7 +77,7 @@ class Command:
         """
         event = ctypes.c_void_p()
         Calls([self.call(queue, ctypes.byref(event))]).make()
-        return owned(event)
+        return own_event(event)
 
 
 class RowCopy:
@@ -215,7 +215,7 @@ class PartitionStep:
             began = time.perf_counter()
             found = self._parts.run(self._part, values)
             for index, made in zip(step.outputs, self._wanted, strict=True):
-                with self._memory.written(queue, index) as target:
+                with self._memory.writing(queue, index) as target:
                     target[...] = found[made]
         return began
 

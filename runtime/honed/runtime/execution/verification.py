@@ -84,7 +84,7 @@ def differences(
     InvalidArgument if types or shapes differ.
     """
     names = list(reference)
-    outputs = aligned(selections, names, reference, found, tolerance)
+    outputs = align_rows(selections, names, reference, found, tolerance)
     return tuple(
         compare(reference[name], outputs[name], most, name)
         for name, most in zip(names, tolerance, strict=True)
@@ -104,7 +104,7 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
     Elements that no kernel writes count as wrong, whatever the memory held. Raises as `Executor.run` does.
     """
-    known, proof = _known(executor, probe), executor.model.proof
+    known, proof = _reference_values(executor, probe), executor.model.proof
     made = executor.run_compiled(executor.file.inputs(probe), known)
     return differences(known, made, probe.tolerance, proof.selections if proof is not None else ())
 
@@ -123,7 +123,7 @@ def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
     executor.run(inputs)
     if not probe.behind:
         return ()
-    made = executor.run_behind(_known(executor, probe), inputs, forms=False)
+    made = executor.run_behind(_reference_values(executor, probe), inputs, forms=False)
     return tuple(
         _like(executor.file.constant(index), made[tensor.name], tensor.name)
         for tensor, index in zip(behind, probe.behind, strict=True)
@@ -147,7 +147,7 @@ def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
     return [*own, *(found for form in executor.forms for found in _probes(form))]
 
 
-def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
+def _reference_values(executor: Executor, probe: Probe) -> dict[str, Array]:
     """Return the reference's values for the outputs of the steps, by name."""
     tensors = zip(executor.model.outputs, probe.outputs, strict=True)
     return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
@@ -191,7 +191,7 @@ def _errors(reference: Array, actual: Array) -> Array:
 _MOST = 1 << 24  # Largest number of elements in rows that are compared with each other at once
 
 
-def aligned(
+def align_rows(
     selections: Sequence[Selection],
     names: Sequence[str],
     reference: Mapping[str, Array],
@@ -214,7 +214,7 @@ def aligned(
             tolerance[n] * _scale(reference[name]) for n, name in zip(selection.outputs, own, strict=True)
         ]
         score = None if selection.score is None else selection.outputs.index(selection.score)
-        moved = _moved(known, given, allowed, score)
+        moved = _reorder_rows(known, given, allowed, score)
         for name, axis, value in zip(own, selection.axes, moved, strict=True):
             shape = np.moveaxis(made[name], axis, 0).shape
             made[name] = np.ascontiguousarray(np.moveaxis(value.reshape(shape), 0, axis))
@@ -233,7 +233,7 @@ def _scale(value: Array) -> float:
     return float(np.max(np.abs(value), initial=0.0, where=np.isfinite(value))) or 1.0
 
 
-def _moved(
+def _reorder_rows(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None
 ) -> list[Array]:
     """Return the rows in the reference's order, as far as they agree with it."""
@@ -246,7 +246,7 @@ def _moved(
     if score is not None:  # Rows may change places only if they tie
         scores = given[score][differing, 0].astype(np.float64)
         pairs &= np.abs(scores[:, None] - scores[None, :]) <= 2 * allowed[score]
-    taken = _matched(pairs)
+    taken = _match_rows(pairs)
     moved = [each.copy() for each in given]
     for row, column in enumerate(taken):
         for whole, each in zip(moved, given, strict=True):
@@ -276,7 +276,7 @@ def _alike(
     return alike
 
 
-def _matched(pairs: Array) -> list[int]:
+def _match_rows(pairs: Array) -> list[int]:
     """Return for each row a different column that agrees with it, or -1; as many rows as possible get one."""
     holder = [-1] * pairs.shape[1]
 

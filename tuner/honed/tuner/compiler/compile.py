@@ -19,7 +19,7 @@ from honed.jobs.events import Fitted, FittedPart
 from honed.machine.bundle import has_cpu_engine
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.onnxfile.reading import shown
+from honed.onnxfile.reading import clean
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes
@@ -308,7 +308,7 @@ def _without_refused(request: CompileRequest, tried: _Tried) -> Recipe | None:
             try:
                 programs.build(request.device, one.source, None)
             except NotBuilt as error:
-                refused[one.task] = shown(error.complaint)
+                refused[one.task] = clean(error.complaint)
     if not refused:
         return None
     if not (recipe.refused or recipe.rules):

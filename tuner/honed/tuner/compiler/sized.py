@@ -34,7 +34,7 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
-from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, compiled_serves
+from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, can_compiled_serve
 from honed.runtime.execution.cpuparts import CpuPartitionProcess, LoadedPartitions
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import PartitionedModel
@@ -185,7 +185,7 @@ def keeps_slower(like: CompiledModel | None, profile: DeviceProfile) -> bool:
         return False
     times = [form.times for form in like.forms if form.times is not None]
     same_cores = profile.family.processor
-    return not all(compiled_serves(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
+    return not all(can_compiled_serve(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
 
 
 def precision(asked: Precision) -> Precision:

@@ -12,7 +12,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
-from honed.onnxfile.reading import PROTOBUF_LIMIT, protobuf_memory, read, shown
+from honed.onnxfile.reading import PROTOBUF_LIMIT, clean, protobuf_memory, read
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
@@ -57,7 +57,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     opset = opsets.get("", 1)
     for domain, version in opsets.items():
         if not 0 <= version <= _MAX_VERSION:
-            named = shown(domain or "ai.onnx", 80)
+            named = clean(domain or "ai.onnx", 80)
             raise ModelRefused(f"{file.name} uses {named} opset {version}, which cannot be; export it again")
     if opset > MAX_OPSET:
         raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
@@ -70,7 +70,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
         if found is None or found.deprecated:
             name = node.name or (node.output[0] if node.output else "")
             why = "no such operator" if found is None else "deprecated; export it with a newer opset"
-            unknown.setdefault((shown(node.op_type, 80), why), []).append(shown(name, 80))
+            unknown.setdefault((clean(node.op_type, 80), why), []).append(clean(name, 80))
     if unknown:
         missing = ", ".join(op for op, why in unknown if why == "no such operator")
         old = ", ".join(op for op, why in unknown if why != "no such operator")
@@ -90,7 +90,7 @@ def _check(file: Path, model: onnx.ModelProto, nbytes: int) -> None:
         with protobuf_memory(nbytes):
             checker.check_model(model)
     except checker.ValidationError as error:
-        text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
+        text = clean(str(error).split("\n\n==>", maxsplit=1)[0])
         raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
     except (ValueError, EncodeError) as error:
         raise ModelRefused(f"{file.name} is too large to be checked: {error}") from error

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from honed.onnxfile.reading import shown
+from honed.onnxfile.reading import clean
 from honed.protocol.errors import ModelRefused
 
 Array = npt.NDArray[Any]
@@ -96,8 +96,8 @@ class Reasons:
 
     def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
         """Record that a node cannot be compiled."""
-        name = shown(node.name or next((o for o in node.output if o), node.op_type), 80)
-        names = self._nodes.setdefault((shown(node.op_type, 80), shown(domain, 80), opset, shown(why)), [])
+        name = clean(node.name or next((o for o in node.output if o), node.op_type), 80)
+        names = self._nodes.setdefault((clean(node.op_type, 80), clean(domain, 80), opset, clean(why)), [])
         if name not in names:
             names.append(name)
 
@@ -111,7 +111,7 @@ class Reasons:
 
     def texts(self) -> tuple[str, ...]:
         """Return one sentence for each reason."""
-        found = [shown(text) for text in self.general]
+        found = [clean(text) for text in self.general]
         for (op, domain, opset, why), names in self._nodes.items():
             listed = ", ".join(names[:SHOWN_NODES]) + (", ..." if len(names) > SHOWN_NODES else "")
             nodes = f"node {listed}" if len(names) == 1 else f"{len(names)} nodes: {listed}"

@@ -23,10 +23,10 @@ from honed.machine.kernellog import (
     Reader,
     Severity,
     attribute,
+    find_fault,
     group,
     ids_of,
     open_reader,
-    seen,
 )
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
@@ -145,7 +145,7 @@ class FaultWatch:
                 break
             if not records:
                 break
-            fresh += [one for one in map(seen, records) if one is not None]
+            fresh += [one for one in map(find_fault, records) if one is not None]
         return fresh
 
     def _blame(self, story: FaultIncident) -> None:

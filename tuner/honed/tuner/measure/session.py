@@ -259,7 +259,7 @@ class DeviceSession:
     def believe(self, workload: Workload, seconds: float) -> None:
         """Raise the peaks to what a candidate was proven to reach."""
         flops = 0 if workload.integer else workload.flops  # The peaks do not cover integer arithmetic
-        self.peaks = roofline.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
+        self.peaks = roofline.raise_peaks(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probed(self, nbytes: int) -> float:
         """Return the rate, in bytes/s, of probes that move just `nbytes`; 0 for more than caches hold."""

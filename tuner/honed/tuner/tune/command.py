@@ -94,7 +94,7 @@ def _compilation(job: Tune, output: Path, run: SessionResources, folder: str) ->
     """Return the compilation for the device that was tuned on; write its profile to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
-    return job.derived(
+    return job.derive(
         Compile,
         "sizes",
         "keep_slower",
@@ -228,7 +228,7 @@ def _result(session: TuningSession, outcome: Publication) -> events.Tuned:
         skipped=stages[TaskState.SKIPPED],
         lost=stages[TaskState.FAILED],
         failures=dict(failures),
-        spent=session.spent.rounded(),
+        spent=session.spent.round_times(),
         tasks=table.tasks,
         model=table.model,
         forms=table.forms,

@@ -155,7 +155,7 @@ def on_device(
     """
     log = kernel_log(tell)
     found = survey(device, cache_dir)
-    profile = found.measured()
+    profile = found.require_peaks()
     beside = sharing(profile.family, len(os.sched_getaffinity(0)))
     return MeasurementBackend(
         spec=found.spec,
@@ -163,7 +163,7 @@ def on_device(
         measurer=lambda begin: Measurer(
             found.spec, profile, limits, kernel_log=log, begin=begin, builders=beside.builders
         ),
-        peaks_again=lambda: survey(found.spec, cache_dir, again=True).measured(),
+        peaks_again=lambda: survey(found.spec, cache_dir, again=True).require_peaks(),
         keep_peaks=lambda raised: peaks.keep_higher(raised, cache_dir),
         sharing=beside,
     )

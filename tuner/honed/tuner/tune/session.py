@@ -337,7 +337,7 @@ class TuningSession:
                 round=sum(p.rounds for p in self.tasks),
                 task=progress.task.key,
                 way=batch.way,
-                spent=spent.rounded(),
+                spent=spent.round_times(),
                 ranking=batch.ranking,
                 trials=self.trials,
                 seconds=self.seconds,

@@ -74,7 +74,7 @@ class ModelTasks:
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
-    return UNKNOWN_ABOVE if roofline.known_from_below(peaks, figure) else 1.0
+    return UNKNOWN_ABOVE if roofline.is_lower_bound(peaks, figure) else 1.0
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from honed.process import children
 from honed.process.children import ExitInfo, ResourceLimits, answering, python
 from honed.process.limits import out_of_memory
 from honed.protocol.errors import ModelRefused
-from honed.runtime.engines import said
+from honed.runtime.engines import message_of
 
 if TYPE_CHECKING:
     import onnx
@@ -119,7 +119,7 @@ def parser(module: str) -> argparse.ArgumentParser:
 
 
 def _by_type(error: Exception) -> str:
-    return f"{type(error).__name__}: {said(error)}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exception], str] = _by_type) -> int:

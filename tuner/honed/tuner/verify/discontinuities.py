@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST
-from honed.runtime.execution.verification import Difference, aligned, compare
+from honed.runtime.execution.verification import Difference, align_rows, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
@@ -609,7 +609,7 @@ def _changes(
     found: dict[str, list[float]] = {}
     for calm, other in pairs:
         names = list(other)
-        ordered = aligned(chosen, names, calm, other, tolerance) if chosen else other
+        ordered = align_rows(chosen, names, calm, other, tolerance) if chosen else other
         for name in names:
             found.setdefault(name, []).append(_change(calm[name], ordered[name]))
     return found

@@ -26,7 +26,7 @@ import numpy as np
 from honed.process.limits import keep_freed, out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.engines import LEVELS, LOWEST, said, session_options
+from honed.runtime.engines import LEVELS, LOWEST, message_of, session_options
 
 from . import confined
 from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
@@ -215,7 +215,7 @@ def _one_line(error: Exception) -> str:
     """Return an error as one line, without the paths and signatures of other projects' source code."""
     if isinstance(error, (_Failed, confined.InputsRefused)):
         return str(error)
-    return f"{type(error).__name__}: {said(error)}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 if __name__ == "__main__":

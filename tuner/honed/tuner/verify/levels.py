@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
+from honed.onnxfile.reading import MISLED, UNNAMED, clean, forget_names, read
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
@@ -139,7 +139,7 @@ def _probes(
             reason = found.unproven
             continue
         return bound, found
-    raise _Unknown(shown(reason, 300))
+    raise _Unknown(clean(reason, 300))
 
 
 def _batched(
@@ -333,7 +333,7 @@ def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: 
             continue
         stands.append(source)
         waiting += [name for name in source.input if name not in kept]
-    names = [f"{each.op_type} {shown(graphs.label(each), 60)!r}" for each in reversed(stands)]
+    names = [f"{each.op_type} {clean(graphs.label(each), 60)!r}" for each in reversed(stands)]
     text = ", ".join(names[-_MOST_SHOWN:])
-    what = f"{node.op_type} {shown(graphs.label(node), 60)!r}"
+    what = f"{node.op_type} {clean(graphs.label(node), 60)!r}"
     return f"optimised to level {level}, ONNX Runtime runs {what} for {text}"
