@@ -18,7 +18,7 @@ from honed.tuner import frontend
 from honed.tuner.compiler import fusion
 from honed.tuner.compiler.assemble import assemble
 from honed.tuner.compiler.schedules import untuned_kernels
-from honed.tuner.compiler.verification import opened
+from honed.tuner.compiler.verification import open_executor
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
 
@@ -43,7 +43,7 @@ def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
     source = SourceModel(
         sha256="0" * 64, filename="bench", producer="", opset=17, precision=model.precision, notes=()
     )
-    return opened(*assemble(source, device.profile, model, lowered, None), device)
+    return open_executor(*assemble(source, device.profile, model, lowered, None), device)
 
 
 def made_up(model: Normalised) -> Arrays:

@@ -12,7 +12,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
-from honed.tuner.records.exchange import FORMAT, Line, written
+from honed.tuner.records.exchange import FORMAT, Line, encode
 from honed.tuner.records.verdict import StoredOutcome, Timing
 from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
@@ -52,7 +52,7 @@ def record(
 ) -> bytes:
     """Return the result of a schedule, as a line of `hone records export`."""
     now = time.time()
-    return written(
+    return encode(
         Line(
             honed_records=FORMAT,
             device=device,

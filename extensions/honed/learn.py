@@ -30,7 +30,7 @@ from honed.tuner.frontend import Precision
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.records.exchange import Line, line_setup, lines, parsed
+from honed.tuner.records.exchange import Line, line_setup, lines, parse
 from honed.tuner.records.verdict import StoredOutcome
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, for_driver, ranking, scores
@@ -85,7 +85,7 @@ def records(path: Path) -> Iterator[Line | str]:
             for number, data in enumerate(lines(file), 1):
                 if data.strip():
                     try:
-                        yield parsed(data)
+                        yield parse(data)
                     except (InvalidArgument, SchemaError) as error:
                         yield f"{path.name}, line {number}: {error}"
     except (OSError, EOFError, zlib.error) as error:

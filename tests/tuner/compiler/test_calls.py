@@ -59,7 +59,7 @@ def are_right(compiled: onnx.ModelProto, wanted: onnx.ModelProto, device: Device
             SourceModel, shown, "choice", sha256="0" * 64, filename="m.onnx", notes=()
         )
         draft = assemble(source, device.profile, shown, program, None)
-        with verification.opened(*draft, device) as executor:
+        with verification.open_executor(*draft, device) as executor:
             return [executor.run(each) for each in inputs]
 
     return calls.are_right(lowered, normalised, inputs, run)

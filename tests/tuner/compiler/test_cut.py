@@ -136,7 +136,7 @@ def test_parts_put_together_give_what_the_whole_gives(
     found, expected = composed(made, inputs), run(model, inputs)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-    values = inputs | run(made.given, inputs)
+    values = inputs | run(made.source, inputs)
     for n in made.tail:
         values |= run(made.parts[n].model, values)
     for name, value in expected.items():
@@ -168,27 +168,27 @@ def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     found = with_less_to_hand_over(units, divided, light, nbytes, outputs)
     stages = found.stages
     for n, unit in enumerate(units):
-        assert unit.able or not found.compiled(n)
+        assert unit.able or not found.is_compiled(n)
         for name in unit.reads:
             made = int(name[1:])
             assert stages[made] <= stages[n]
             if name in tied and not (units[made].able and unit.able):
                 assert stages[made] == stages[n]
-            if name in tied and found.compiled(made):
-                assert found.compiled(n)
+            if name in tied and found.is_compiled(made):
+                assert found.is_compiled(n)
     for name in tied & outputs:
-        assert stages[int(name[1:])] == found.behind
-    between = {s for s in stages if s % 2 and s != found.behind}
-    assert found.behind is None or found.behind == max(stages)
+        assert stages[int(name[1:])] == found.tail
+    between = {s for s in stages if s % 2 and s != found.tail}
+    assert found.tail is None or found.tail == max(stages)
     assert len(between) <= worth.most
     assert handed(units, found, nbytes) <= handed(units, divided, nbytes)
 
 
 def handed(units: list[PartitionNode], found: StageAssignment, nbytes: dict[str, int]) -> int:
     """Bytes that go to the last part."""
-    last = [n for n, stage in enumerate(found.stages) if stage == found.behind]
+    last = [n for n, stage in enumerate(found.stages) if stage == found.tail]
     read = {name for n in last for name in units[n].reads}
-    return sum(nbytes[name] for name in read if found.stages[int(name[1:])] != found.behind)
+    return sum(nbytes[name] for name in read if found.stages[int(name[1:])] != found.tail)
 
 
 def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from honed.tuner.compiler.fusion import fusion_policy
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import FusionPasses, legalize
 from honed.tuner.lower.module import lower_module, read_program
-from honed.tuner.lower.program import Program, moved_in_place
+from honed.tuner.lower.program import Program, move_in_place
 from honed.tuner.lower.target import alignment_of
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of
@@ -115,7 +115,7 @@ def _program(model: onnx.ModelProto, family: str, *, in_place: bool = True) -> P
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
     legal, _ = legalize(module, profile, fusion_policy(profile), FusionPasses(in_place=in_place))
-    return moved_in_place(read_program(legal), alignment_of(profile))
+    return move_in_place(read_program(legal), alignment_of(profile))
 
 
 @pytest.mark.parametrize("name", CASES)

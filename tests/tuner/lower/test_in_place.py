@@ -20,7 +20,7 @@ from honed.tuner.lower.program import (
     MemoryValue,
     Program,
     Within,
-    moved_in_place,
+    move_in_place,
 )
 from tests.runtime.builder import PROFILE, Builder
 
@@ -215,7 +215,7 @@ def test_random_programs_give_the_same_answers(data: st.DataObject) -> None:
     made_by_calls = st.integers(0, len(model.values) - 1)
     outputs = data.draw(st.lists(made_by_calls, min_size=1, max_size=3))
     program = model.program(*outputs)
-    moved = moved_in_place(program, ALIGN)
+    moved = move_in_place(program, ALIGN)
     assert len(moved.calls) + len(moved.views) == len(program.calls)
     inputs = [
         np.random.default_rng(n).integers(0, 256, model.values[v].nbytes, np.uint8)
@@ -229,7 +229,7 @@ def test_random_programs_give_the_same_answers(data: st.DataObject) -> None:
 
 def _left(model: _Model, *outputs: int) -> list[str]:
     """The calls that are left of a program."""
-    program = moved_in_place(model.program(*outputs), ALIGN)
+    program = move_in_place(model.program(*outputs), ALIGN)
     _planned(program)
     return [call.function for call in program.calls]
 
@@ -239,7 +239,7 @@ def test_parts_are_written_into_place() -> None:
     x = model.input(2)
     whole = model.join(model.compute([x], 2), model.compute([x], 4))
     y = model.compute([whole], 2)
-    program = moved_in_place(model.program(y), ALIGN)
+    program = move_in_place(model.program(y), ALIGN)
     assert [call.function for call in program.calls] == ["c0", "c1", "c3"]
     assert [(view.operator, view.value) for view in program.views] == [("c2", whole)]
     made = _planned(program)

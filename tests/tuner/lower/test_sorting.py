@@ -112,6 +112,6 @@ def test_no_value_is_much_larger_than_the_row(size: int, count: int) -> None:
     runs, launches = SortedRuns.first(1, size, count), 1
     while runs.count > 1:
         assert runs.held <= size
-        runs, launches = runs.merged(count), launches + 1
+        runs, launches = runs.merge(count), launches + 1
     assert runs.held == count
     assert launches <= 1 + math.ceil(math.log2(size / 16))

@@ -18,7 +18,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileResult, compile_file
-from honed.tuner.compiler.fusion import FusionAlternatives, described
+from honed.tuner.compiler.fusion import FusionAlternatives, describe
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import DefaultScheduleTime, Records
@@ -125,7 +125,7 @@ def test_recorded_times_decide_in_both_directions(
         assert _tasks(made) == set(contest.keys(taken))
         notes = tuple(note for note in made.source.notes if "as measured" in note)
         assert len(notes) == (taken != expected)
-        assert notes == described([contest], {contest.fused: joined, **dict.fromkeys(contest.unfused, apart)})
+        assert notes == describe([contest], {contest.fused: joined, **dict.fromkeys(contest.unfused, apart)})
         assert made.proof is not None, "the answers were compared on the device"
         assert made.proof.device == one.device.profile.identity.name
         assert one.compiled()[1] == made, "the same records give the same model"
@@ -174,4 +174,4 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
     assert row["taken"] == form.taken
     _, made = one.compiled()
     assert _tasks(made) == taken
-    assert described([contest], seconds) == tuple(n for n in made.source.notes if "as measured" in n)
+    assert describe([contest], seconds) == tuple(n for n in made.source.notes if "as measured" in n)

@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
-from honed.tuner.lower.workload import form_key, function_bytes, reached_bytes, task_key
+from honed.tuner.lower.workload import count_reached_bytes, form_key, function_bytes, task_key
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import workload
 from tests.tuner.search.search_functions import imagined
@@ -96,8 +96,8 @@ def test_of_a_table_only_what_is_looked_up_counts(looks_up: bool, moved: int) ->
 )
 def test_of_what_a_function_reads_in_part_that_part_moves(value: Value, elements: int) -> None:
     func, profile = _function(value), imagined("mali")
-    assert reached_bytes(func) == 4 * (elements + 4 * 4)
+    assert count_reached_bytes(func) == 4 * (elements + 4 * 4)
     assert function_bytes(func) == 4 * (16**3 + 4 * 4), "by which schedules are chosen"
     _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
     launches = inference_launches(workload("", func, 1, Path(), None), Candidate.of("", lowered))
-    assert [launch.bytes for launch in launches] == [reached_bytes(func)]
+    assert [launch.bytes for launch in launches] == [count_reached_bytes(func)]

@@ -47,10 +47,10 @@ def test_what_is_built_lies_in_the_cache_until_it_is_forgotten(
     builders.submit(wanted[:2], workload)
     builders.wait()
     assert len(kept(builders)) == len(wanted)
-    assert builders.submitted(wanted[0])
+    assert builders.was_submitted(wanted[0])
     builders.forget()
     assert not kept(builders)
-    assert not builders.submitted(wanted[0])
+    assert not builders.was_submitted(wanted[0])
 
 
 @pytest.mark.slow

@@ -70,11 +70,11 @@ def outcome(refusal: Refusal | None) -> Outcome | None:
 
 
 def test_completed_needs_the_status_and_start_before_end() -> None:
-    assert checks.completed(run(1e-3, 2e-3, wall=1)) is None
-    assert outcome(checks.completed(run(1e-3, wall=1, status=-5))) is Outcome.RUN
-    assert outcome(checks.completed(run(1e-3, wall=1, status=1))) is Outcome.RUN
-    assert outcome(checks.completed(run(1e-3, 0.0, wall=1))) is Outcome.RUN
-    assert outcome(checks.completed(Finished((Launched(0, 10, 9),), 1.0))) is Outcome.RUN
+    assert checks.check_completed(run(1e-3, 2e-3, wall=1)) is None
+    assert outcome(checks.check_completed(run(1e-3, wall=1, status=-5))) is Outcome.RUN
+    assert outcome(checks.check_completed(run(1e-3, wall=1, status=1))) is Outcome.RUN
+    assert outcome(checks.check_completed(run(1e-3, 0.0, wall=1))) is Outcome.RUN
+    assert outcome(checks.check_completed(Finished((Launched(0, 10, 9),), 1.0))) is Outcome.RUN
 
 
 def test_in_time_is_by_run() -> None:
@@ -202,7 +202,7 @@ def test_written_finds_just_what_was_left(dtype: str, data: st.DataObject) -> No
     for poison in (0xFF, 0xA5):
         poisoned = np.full(count * size, poison, np.uint8).view(f"u{size}")
         runs.append(np.where(left, poisoned, values).view(dtype))
-    refusal = checks.written(runs[0], 0xFF, runs[1], 0xA5, "x")
+    refusal = checks.check_written(runs[0], 0xFF, runs[1], 0xA5, "x")
     assert (refusal is not None) == left.any()
     if refusal is not None:
         assert refusal.outcome is Outcome.UNWRITTEN
@@ -211,16 +211,17 @@ def test_written_finds_just_what_was_left(dtype: str, data: st.DataObject) -> No
 
 def test_unchanged_is_bit_for_bit() -> None:
     zeros = np.array([0.0, np.nan], np.float32)
-    assert checks.unchanged(zeros, zeros.copy(), "x") is None
+    assert checks.check_unchanged(zeros, zeros.copy(), "x") is None
     assert (
-        outcome(checks.unchanged(zeros, np.array([-0.0, np.nan], np.float32), "x")) is Outcome.OUT_OF_BOUNDS
+        outcome(checks.check_unchanged(zeros, np.array([-0.0, np.nan], np.float32), "x"))
+        is Outcome.OUT_OF_BOUNDS
     )
 
 
 def test_repeated_is_bit_for_bit() -> None:
     given = np.array([0.0, np.nan, 1.0], np.float32)
-    assert checks.repeated(given, given.copy(), "x") is None
-    found = checks.repeated(given, np.array([-0.0, np.nan, 1 + 2.0**-23], np.float32), "x")
+    assert checks.check_repeated(given, given.copy(), "x") is None
+    found = checks.check_repeated(given, np.array([-0.0, np.nan, 1 + 2.0**-23], np.float32), "x")
     assert outcome(found) is Outcome.WRONG
     assert found is not None
     assert "2 of 3 elements of x" in found.reason
@@ -228,10 +229,10 @@ def test_repeated_is_bit_for_bit() -> None:
 
 def test_a_time_that_one_run_on_new_inputs_comes_near_is_believed() -> None:
     slow, near = run(0.1, wall=1), run(0.0081, wall=1)
-    assert checks.computed_anew([slow, near], 1e-3) is None
-    assert outcome(checks.computed_anew([slow, slow], 1e-3)) is Outcome.IMPOSSIBLE
-    assert checks.computed_anew([run(200e-6, wall=1)], 1e-6) is None, "clocks and caches may be cold"
-    assert checks.computed_anew([], 1e-6) is None
+    assert checks.check_computed_anew([slow, near], 1e-3) is None
+    assert outcome(checks.check_computed_anew([slow, slow], 1e-3)) is Outcome.IMPOSSIBLE
+    assert checks.check_computed_anew([run(200e-6, wall=1)], 1e-6) is None, "clocks and caches may be cold"
+    assert checks.check_computed_anew([], 1e-6) is None
 
 
 def test_private_memory_is_counted_for_the_whole_device() -> None:

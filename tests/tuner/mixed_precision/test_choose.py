@@ -86,7 +86,7 @@ def test_a_model_that_errs_little_is_computed_in_fp16() -> None:
     assert (found.single, found.wide) == ((), ())
     assert "on 3 made-up inputs, 0.002 is allowed" in found.why
     assert "0 of 2 operators kept in float32, 0 of 1 products added up in float32" in found.why
-    assert choose.applied(found, normalise(DENSE)).precision == "fp16"
+    assert choose.apply(found, normalise(DENSE)).precision == "fp16"
 
 
 def test_other_types_and_slow_devices_keep_the_models_own() -> None:
@@ -271,7 +271,7 @@ def test_a_file_whose_precision_was_not_chosen_keeps_the_models_own(tmp_path: Pa
 def test_a_choice_for_another_model_is_refused() -> None:
     choice = PrecisionChoice(half=True, why="", single=("no such value",))
     with pytest.raises(InvalidArgument, match="chosen for another model"):
-        choose.applied(choice, normalise(DENSE))
+        choose.apply(choice, normalise(DENSE))
 
 
 def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
@@ -288,7 +288,7 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
         found = Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0)
         return replace(draft, results=(found,))
 
-    monkeypatch.setattr(verification, "_probed", probed)
+    monkeypatch.setattr(verification, "_probe", probed)
     told: list[float] = []
     made = compiling.compile_file(
         _request(tmp_path, device=device), lambda _stage, fraction, _text: told.append(fraction)
@@ -301,7 +301,7 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
 
 def test_a_product_added_up_in_float32_gives_what_follows_fp16() -> None:
     keep = PrecisionChoice(half=True, why="", wide=(normalise(DENSE).model.graph.node[0].output[0],))
-    halved = choose.applied(keep, normalise(DENSE))
+    halved = choose.apply(keep, normalise(DENSE))
     kinds = {i.name: i.type.tensor_type.elem_type for i in halved.model.graph.value_info}
     product, cast, function = halved.model.graph.node
     assert kinds[product.output[0]] == TensorProto.FLOAT

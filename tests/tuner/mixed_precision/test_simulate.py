@@ -18,7 +18,7 @@ from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.graph.fp16_casts import Exemptions
 from honed.tuner.mixed_precision import child
-from honed.tuner.mixed_precision.child import BOUND, PrecisionAnswer, Simulation, decided
+from honed.tuner.mixed_precision.child import BOUND, PrecisionAnswer, Simulation, decide
 
 
 def _normalised(text: str, **constants: np.ndarray) -> Normalised:
@@ -32,7 +32,7 @@ def _normalised(text: str, **constants: np.ndarray) -> Normalised:
 def _decided(
     normalised: Normalised, *sets: dict[str, np.ndarray], operations: int = 10**11
 ) -> PrecisionAnswer:
-    return decided(normalised.model, list(sets), operations=operations)
+    return decide(normalised.model, list(sets), operations=operations)
 
 
 def _normal(*shape: int) -> np.ndarray:

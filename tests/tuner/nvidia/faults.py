@@ -132,7 +132,7 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
         return {
             "trials": [to_map(e) for e in events if isinstance(e, Trial)],
             "records": candidates,
-            "quarantine": [c.trace for c in records.quarantined(setup)],
+            "quarantine": [c.trace for c in records.list_quarantined(setup)],
             "children": cast("Measurer", trials.measurer).children,
             "results": planted.results,
         }

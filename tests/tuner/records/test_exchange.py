@@ -53,7 +53,7 @@ def target(tmp_path: Path) -> Iterator[Records]:
         yield records
 
 
-def exported(records: Records, choose: Choose = Records.finished) -> bytes:
+def exported(records: Records, choose: Choose = Records.iterate_finished) -> bytes:
     file = io.BytesIO()
     count = export_jsonl(records, file, SETUP, choose)
     assert file.getvalue().count(b"\n") == count
@@ -61,7 +61,7 @@ def exported(records: Records, choose: Choose = Records.finished) -> bytes:
 
 
 def without_ids(records: Records) -> list[Any]:
-    return [dataclasses.replace(c, id=0) for c in records.finished(SETUP)]
+    return [dataclasses.replace(c, id=0) for c in records.iterate_finished(SETUP)]
 
 
 def test_all_of_a_setup_goes_over_unchanged(source: Records, target: Records) -> None:
@@ -186,7 +186,7 @@ def test_a_file_that_breaks_off_changes_nothing(source: Records, target: Records
 
     with pytest.raises(Unavailable, match="cannot be read"):
         import_jsonl(target, Broken(exported(source)), SETUP)
-    assert list(target.finished(SETUP)) == []
+    assert list(target.iterate_finished(SETUP)) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -196,7 +196,7 @@ def test_lines_damaged_anywhere(source: Records, target: Records, data: st.DataO
     for _ in range(data.draw(st.integers(1, 4))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     import_jsonl(target, io.BytesIO(bytes(text)), SETUP)
-    for candidate in target.finished(SETUP):
+    for candidate in target.iterate_finished(SETUP):
         assert candidate.outcome is not StoredOutcome.RIGHT or candidate.timing is not None
     exported(target)
 

@@ -91,7 +91,9 @@ def test_a_hint_is_no_record_of_ours_until_it_was_tried(here: Records, tmp_path:
     assert here.stale("dense", SETUP) == []
     assert waiting(here) == [trace(2), trace(1)]
     assert here.hints("dense", OTHER_DEVICE) == []
-    assert not here.may_run(SETUP, "dense", here.quarantined(SETUP)[0].trace_sha256)  # what faulted there
+    assert not here.may_run(
+        SETUP, "dense", here.list_quarantined(SETUP)[0].trace_sha256
+    )  # what faulted there
     tried(here, 2, right(1.1))
     assert waiting(here) == [trace(1)]
     best = here.best("dense", SETUP)

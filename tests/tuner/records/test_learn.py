@@ -34,7 +34,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.records.exchange import FORMAT, Line, written
+from honed.tuner.records.exchange import FORMAT, Line, encode
 from honed.tuner.records.verdict import Timing
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Prior, for_driver
@@ -88,7 +88,7 @@ def line(world: World, task: str, trace: str, seconds: float | None, name: str =
     """A record; None: the schedule was wrong."""
     identity = world.profile.identity
     timing = None if seconds is None else Timing(median_s=seconds, low_s=seconds, high_s=seconds, repeats=9)
-    return written(
+    return encode(
         Line(
             honed_records=FORMAT,
             device=type(identity)(

@@ -143,7 +143,7 @@ def test_quarantine_is_for_good(records: Records) -> None:
     assert not records.may_run(SETUP, "other task", sha256(trace(2)), "kernel")
     assert records.may_run(OTHER_DEVICE, "dense", sha256(trace(1)), "kernel")
     assert records.may_run(SETUP, "softmax", sha256(trace(1)))
-    (kept,) = records.quarantined(NEWER_DRIVER)
+    (kept,) = records.list_quarantined(NEWER_DRIVER)
     assert (kept.reason, kept.story) == ("page fault", "mali ...: Page fault")
 
 
@@ -156,7 +156,7 @@ def test_what_was_not_built_waits_for_another_driver_or_other_source(records: Re
             records.begin(again)
     for setup, source in ((NEWER_DRIVER, "kernel"), (OTHER_DEVICE, "kernel"), (NEWER_COMPILER, "other")):
         assert records.may_run(setup, "dense", sha256(trace(1)), source)
-    assert records.quarantined(SETUP) == []
+    assert records.list_quarantined(SETUP) == []
     (kept,) = records.history("dense", SETUP)
     assert (kept.state, kept.outcome) == (RecordState.DONE, StoredOutcome.NOT_BUILT)
 
@@ -262,14 +262,14 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
     mine = records.begin(new(1))
     process_that_begins(path, 2)
     assert not records.may_run(SETUP, "dense", sha256(trace(2)))
-    (left,) = records.abandoned()
+    (left,) = records.quarantine_abandoned()
     assert (left.trace, left.state, left.outcome) == (
         trace(2),
         RecordState.QUARANTINED,
         StoredOutcome.ABANDONED,
     )
     assert left.reason == "was running when the tuner or the machine stopped"
-    assert records.abandoned() == []
+    assert records.quarantine_abandoned() == []
     with pytest.raises(InQuarantine):
         records.begin(new(2))
     records.finish(mine, right(1))
@@ -283,26 +283,26 @@ def test_what_ran_when_the_machine_stopped_is_quarantined(path: Path) -> None:
         connection.execute("UPDATE candidates SET owner = ?", (str(owner),))
     connection.close()
     with Records.open(path) as records:
-        assert [c.trace for c in records.abandoned()] == [trace(1)]
+        assert [c.trace for c in records.quarantine_abandoned()] == [trace(1)]
 
 
 def test_owners_are_told_apart() -> None:
     mine = ProcessIdentity.this_process()
     assert ProcessIdentity.parse(str(mine)) == mine
-    assert not mine.gone()
-    assert dataclasses.replace(mine, started=mine.started + 1).gone()  # the number was used again
-    assert dataclasses.replace(mine, pid=2**22 + 1).gone()
-    assert dataclasses.replace(mine, boot_id="another").gone()
-    assert not dataclasses.replace(mine, pid_namespace=1, pid=2**22 + 1).gone()
+    assert not mine.has_ended()
+    assert dataclasses.replace(mine, started=mine.started + 1).has_ended()  # the number was used again
+    assert dataclasses.replace(mine, pid=2**22 + 1).has_ended()
+    assert dataclasses.replace(mine, boot_id="another").has_ended()
+    assert not dataclasses.replace(mine, pid_namespace=1, pid=2**22 + 1).has_ended()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     stat = Path(f"/proc/{child.pid}/stat").read_text()
     other = dataclasses.replace(mine, pid=child.pid, started=int(stat.rpartition(")")[2].split()[19]))
-    assert not other.gone()
+    assert not other.has_ended()
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, but still in the process table
-    assert other.gone()
+    assert other.has_ended()
     child.communicate()
-    assert other.gone()
+    assert other.has_ended()
 
 
 def weights(records: Records, model: str) -> dict[str, int]:

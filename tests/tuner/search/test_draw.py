@@ -40,7 +40,7 @@ class Anything:
 
 
 def played(outline: Outline, rest: Trace, module: IRModule) -> Schedule:
-    schedule = traces.unscheduled(module)
+    schedule = traces.new_schedule(module)
     Trace(outline.beginning, {}).apply_to_schedule(schedule, remove_postproc=True)
     rest.apply_to_schedule(schedule, remove_postproc=True)
     return schedule
@@ -84,7 +84,7 @@ def test_every_factorisation_is_as_likely() -> None:
     """48 in two: eight, of which the inner factor is at most 16."""
     x = te.placeholder((48,), name="x")
     func = te.create_prim_func([x, te.compute((48,), lambda i: x[i] + 1, name="y")])
-    sketch = traces.unscheduled(traces.as_module(func))
+    sketch = traces.new_schedule(traces.as_module(func))
     loop = sketch.get_loops(sketch.get_sblock("y"))[0]
     sketch.split(loop, sketch.sample_perfect_tile(loop, n=2, max_innermost_factor=16))
     outline, found = Outline(sketch, Anything(1)), Counter[tuple[int, ...]]()

@@ -24,7 +24,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import costmodel
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import ScheduleSample, SpaceSampler
-from honed.tuner.setup import PRIORS, for_defaults, setup_for, shipped_prior, tuned_as
+from honed.tuner.setup import PRIORS, for_defaults, load_shipped_prior, setup_for, tuning_key
 from honed.tuner.tune.extract import extract
 from tests.tuner.lower.lowering import normal, run_lowered
 
@@ -105,7 +105,7 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
 def test_priors_know_the_present_features_and_are_small(family: str) -> None:
     found = costmodel.prior_of(family)
     assert found is not None
-    file = shipped_prior(family)
+    file = load_shipped_prior(family)
     assert file is not None
     assert found.name == f"prior:{family}-{file.digest}"
     assert found.predict(np.zeros((3, WIDTH), np.float32)).shape == (3,)
@@ -132,7 +132,7 @@ def learned(features: int) -> bytes:
 def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:
     one = imagined("cpu")
     before, kept_under = costmodel.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
-    finished = tuned_as("a model", setup_for(one.identity))
+    finished = tuning_key("a model", setup_for(one.identity))
     (folder / "cpu.prior").write_bytes(learned(WIDTH))
     own, file = costmodel.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
     assert before is not None
@@ -143,7 +143,7 @@ def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -
     assert own.knows_rules
     under = for_defaults(setup_for(one.identity), "cpu")
     assert (under == kept_under, under.compiler.endswith(file.digest)) == (False, True)
-    assert tuned_as("a model", setup_for(one.identity)) != finished, "its defaults are timed again"
+    assert tuning_key("a model", setup_for(one.identity)) != finished, "its defaults are timed again"
     assert for_defaults(setup_for(one.identity), "gpu") == setup_for(one.identity), "it has none"
     (folder / "cpu.prior").unlink()
     assert costmodel.prior_of("cpu") is before
@@ -168,7 +168,7 @@ def test_an_own_prior_that_cannot_be_used_is_told_and_left(
     (folder / "cpu.prior").write_bytes(data)
     found = costmodel.prior_of("cpu")
     assert found is not None
-    file = shipped_prior("cpu")
+    file = load_shipped_prior("cpu")
     assert file is not None
     assert found.name == f"prior:cpu-{file.digest}"
     assert "is used" in caplog.text or "is not used" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.tuner.search.batches import adapted, distance, neighbours
+from honed.tuner.search.batches import adapt_all, distance, neighbours
 from honed.tuner.search.decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, nearest, read
 
 pytestmark = pytest.mark.tvm
@@ -103,9 +103,9 @@ def test_the_nearest_kin_comes_first_and_none_twice() -> None:
     ours = drawn(Tile((1, 64), 16))
     near, far, same = drawn(Tile((16, 8), 16)), drawn(Tile((1024, 4), 16)), drawn(Tile((32, 4), 16))
     assert distance(near, ours) < distance(far, ours)
-    found = adapted([far, same, near], [ours], 8)
+    found = adapt_all([far, same, near], [ours], 8)
     assert [one.decisions[0] for one in found] == [Tile((16, 4), 16), Tile((8, 8), 16)]
-    assert len(adapted([far, near], [ours], 1)) == 1
+    assert len(adapt_all([far, near], [ours], 1)) == 1
 
 
 @given(st.lists(st.one_of(tiles(), choices()), max_size=4))

@@ -32,10 +32,10 @@ from honed.tuner.search.decisions import read
 from honed.tuner.search.parts import Sketch
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.blockwise import shares_blocks
-from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
-from honed.tuner.search.sketches.held import held
+from honed.tuner.search.sketches.convolutions import pointwise, tile_packed, tile_windowed
+from honed.tuner.search.sketches.held import tile_held
 from honed.tuner.search.sketches.processors import channels, panels
-from honed.tuner.search.sketches.rows import shared_rows
+from honed.tuner.search.sketches.rows import share_rows
 from honed.tuner.search.sketches.tile import tile_across
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
@@ -138,7 +138,7 @@ def test_draws_are_right_and_replay(
     ],
 )
 def test_packed_convolutions_are_right(one: Extracted, draws_of: DrawsOf) -> None:
-    assert any(draws_of(one, packed))
+    assert any(draws_of(one, tile_packed))
 
 
 @pytest.mark.parametrize("profile", ["mali"], indirect=True)
@@ -147,7 +147,7 @@ def test_packed_convolutions_are_right(one: Extracted, draws_of: DrawsOf) -> Non
     [
         ("convolution 1x1 of odd images, with a shortcut", pointwise),
         ("convolution 1x1 of two odd images", pointwise),
-        ("convolution 1x1", held),
+        ("convolution 1x1", tile_held),
     ],
 )
 def test_convolutions_of_flat_images_are_right(one: Extracted, sketch: Sketch, draws_of: DrawsOf) -> None:
@@ -165,7 +165,7 @@ def test_pointwise_is_for_odd_images_without_a_window(name: str, device: Device,
 @pytest.mark.parametrize("profile", ["mali"], indirect=True)
 @pytest.mark.parametrize("name", ["depthwise convolution", "depthwise convolution with a sigmoid"])
 def test_windows_over_single_channels_are_right(one: Extracted, draws_of: DrawsOf) -> None:
-    assert any(draws_of(one, windowed))
+    assert any(draws_of(one, tile_windowed))
 
 
 @pytest.mark.parametrize("profile", ["mali"], indirect=True)
@@ -173,8 +173,8 @@ def test_windows_over_single_channels_are_right(one: Extracted, draws_of: DrawsO
 def test_rows_that_work_items_share_are_right(
     name: str, one: Extracted, draws_of: DrawsOf, profile: DeviceProfile, measurer: Measurer
 ) -> None:
-    assert any(draws_of(one, shared_rows))
-    found = starts([read(traces.to_text(each.trace)) for each in _made(one, profile, shared_rows)])
+    assert any(draws_of(one, share_rows))
+    found = starts([read(traces.to_text(each.trace)) for each in _made(one, profile, share_rows)])
     assert bool(found) == (name != "softmax"), "seven rows make no whole warps"
     for start in found:
         assert _right(one, traces.apply(start.text(), one.func), profile, measurer)
@@ -276,7 +276,7 @@ def test_channels_leaves_what_other_sketches_serve_as_well(name: str, device: De
 )
 def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("mali", device.profile)
-    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, packed)]
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, tile_packed)]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Devi
 )
 def test_windowed_is_for_single_channels(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("mali", device.profile)
-    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, windowed)]
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, tile_windowed)]
 
 
 @pytest.mark.parametrize("profile", ["cpu"], indirect=True)

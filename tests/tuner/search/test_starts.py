@@ -180,9 +180,9 @@ def test_mesa_25_adds_sixteen_terms_up_before_the_sum_that_a_loop_carries(
 ) -> None:
     one = bench_profile("mali-g610", "25.0")
     drawing = SpaceSampler(dense(m, 256, k, "float16"), one, seed=1)
-    (row,) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    (row,) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
     assert [tile.factors[-1] for _, tile in row.drawn.tiles] == expected
-    played = drawing.played(row)
+    played = drawing.play(row)
     assert played is not None
     source = lower_function(played, "main", target_for(one), one).source
     turn = re.search(r"  for .*?\n  }", source, re.DOTALL)
@@ -231,10 +231,10 @@ def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
     func = te.create_prim_func([a, b, topi.matmul(a, b, transp_a=True)])
     one = bench_profile("mali-g610", "26.2")
     drawing = SpaceSampler(func, one, seed=1)
-    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
     assert {row.drawn.tiles[0][1].factors[-1] for row in rows} <= {4, 8}
     for row in rows:
-        played = drawing.played(row)
+        played = drawing.play(row)
         assert played is not None
         lower_function(played, "main", target_for(one), one)
 
@@ -269,8 +269,8 @@ def test_mesa_26_unrolls_no_sums_over_short_rows(
 ) -> None:
     one, func = bench_profile("mali-g610", mesa), dense(112, columns, 336, "float16")
     drawing = SpaceSampler(func, one, seed=1)
-    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
-    played = drawing.played(first)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
+    played = drawing.play(first)
     assert played is not None
     source = lower_function(played, "main", target_for(one), one).source
     assert re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source) == turns
@@ -287,8 +287,8 @@ def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str)
     )
     one = bench_profile("mali-g610", "26.2")
     drawing = SpaceSampler(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
-    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
-    played = drawing.played(first)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
+    played = drawing.play(first)
     assert played is not None
     source = lower_function(played, "main", target_for(one), one).source
     assert re.findall(r"for \(int \w+ = (.+?); \w+ < 16;", source) == [start]
@@ -313,8 +313,8 @@ def test_batches_are_no_part_of_a_tile() -> None:
 def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> None:
     one = imagined("gpu")
     drawing = SpaceSampler(dense(m, n, k), one, seed=1)
-    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
+    played = [(row, func) for row in rows if (func := drawing.play(row)) is not None]
     assert played
     for row, func in played:
         assert groups_of(row.drawn) == max(groups for _, groups in launches_of(func))

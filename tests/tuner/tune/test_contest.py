@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import FusionChoice
-from honed.tuner.compiler.fusion import LESS, FusionAlternatives, described, other
+from honed.tuner.compiler.fusion import LESS, FusionAlternatives, describe, other
 from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
 
@@ -34,17 +34,17 @@ _CONTESTS = st.builds(contest, _FORMS, st.integers(1, 9), st.floats(0.0, 1e-4))
 def test_without_all_times_it_is_the_one_expected(
     one: FusionAlternatives, times: Mapping[str, float]
 ) -> None:
-    assert one.taken({}) == one.expected
+    assert one.choose({}) == one.expected
     if times.keys() != set(KEYS):
-        assert one.taken(times) == one.expected
-    assert one.taken({**times, "another task": 1.0}) == one.taken(times)
+        assert one.choose(times) == one.expected
+    assert one.choose({**times, "another task": 1.0}) == one.choose(times)
 
 
 @given(_CONTESTS, st.fixed_dictionaries(dict.fromkeys(KEYS, _SECONDS)))
 def test_the_form_taken_is_the_faster_one_or_as_good_as_that(
     one: FusionAlternatives, times: Mapping[str, float]
 ) -> None:
-    taken = one.taken(times)
+    taken = one.choose(times)
     found = one.times(times)
     mine, theirs = found.of(taken), found.of(other(taken))
     assert mine is not None
@@ -60,26 +60,26 @@ def test_the_form_taken_is_the_faster_one_or_as_good_as_that(
 def test_a_form_taken_stays_so_when_its_kernels_get_faster(
     one: FusionAlternatives, times: Mapping[str, float], key: str, share: float
 ) -> None:
-    taken = one.taken(times)
+    taken = one.choose(times)
     if key in one.keys(taken):
-        assert one.taken({**times, key: share * times[key]}) == taken
+        assert one.choose({**times, key: share * times[key]}) == taken
 
 
 def test_each_launch_costs_what_the_family_says() -> None:
     times = {"one": 100e-6, "q": 30e-6, "s": 30e-6, "v": 30e-6}
-    assert contest().taken(times) == "apart"
-    assert contest(launch=10e-6).taken(times) == "joined"
-    assert contest("apart", launch=10e-6).taken(times) == "joined"
+    assert contest().choose(times) == "apart"
+    assert contest(launch=10e-6).choose(times) == "joined"
+    assert contest("apart", launch=10e-6).choose(times) == "joined"
 
 
 def test_both_times_are_told_of_what_is_not_as_expected() -> None:
     times = {"one": 100e-6, "q": 30e-6, "s": 20e-6, "v": 30e-6}
-    assert described([contest()], {"one": 1.0}) == ()
-    (sentence,) = described([contest()], times)
+    assert describe([contest()], {"one": 1.0}) == ()
+    (sentence,) = describe([contest()], times)
     why = "as measured, several kernels are taken in the place of one"
     assert sentence == f"{why}: qsv (100 us in one, 80 us in 3)"
-    assert described([contest("apart")], times) == ()
-    (sentence,) = described([contest("apart")], {**times, "v": 1e-3})
+    assert describe([contest("apart")], times) == ()
+    (sentence,) = describe([contest("apart")], {**times, "v": 1e-3})
     why = "as measured, one kernel is taken in the place of several"
     assert sentence == f"{why}: qsv (100 us in one, 1050 us in 3)"
 
@@ -104,13 +104,13 @@ def test_weights_are_of_the_form_taken_and_change_with_it() -> None:
     assert {p.task.key: p.alternative_runs for p in tasks} == {"one": 0, "q": 9, "s": 9, "v": 9}
     before = latency(tasks).now_us
     for p in tasks[1:]:
-        p.found(10e-6, "t")
+        p.record_time(10e-6, "t")
     task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 0, "q": 9, "s": 11, "v": 9}
     assert {p.task.key: p.alternative_runs for p in tasks} == {"one": 9, "q": 0, "s": 0, "v": 0}
     assert latency(tasks).now_us == pytest.approx(29 * 10)
     assert latency(tasks).before_us == pytest.approx(before)
-    tasks[0].found(20e-6, "t")
+    tasks[0].record_time(20e-6, "t")
     task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 9, "q": 0, "s": 2, "v": 0}
 
@@ -164,5 +164,5 @@ def test_what_is_served_in_the_slower_form_is_known() -> None:
     tasks = _tasks(100e-6, 10e-6)
     forms = task.two_forms_rows(tasks, [contest()])
     assert forms[0].taken == "apart"
-    assert task.lost_by_forms(forms, {"one", "s"}) == pytest.approx(9 * 70)
-    assert task.lost_by_forms(forms, {"q", "s", "v"}) == 0
+    assert task.loss_by_choices(forms, {"one", "s"}) == pytest.approx(9 * 70)
+    assert task.loss_by_choices(forms, {"q", "s", "v"}) == 0

@@ -53,7 +53,7 @@ def test_hints_that_break_or_do_not_fit_are_noted_and_left(tmp_path: Path) -> No
         take_in(records, measured(tmp_path / "theirs", *((n, right(n)) for n in (1, 2, 3, 4))))
         proposals = Proposals(cast("SearchChild", child), records, SETUP, ahead=False)
         progress = TaskProgress(task=TASK, roofline=1e-9)
-        assert proposals.hinted(TASK)
+        assert proposals.has_hints(TASK)
         proposed = proposals.next(progress)
         assert ([entry.trace for entry in proposed.entries], proposed.way) == (
             [trace(4)],
@@ -63,7 +63,7 @@ def test_hints_that_break_or_do_not_fit_are_noted_and_left(tmp_path: Path) -> No
         assert reasons == ["its process died", "it does not fit the task", "no device has so many registers"]
         assert records.hint_sources()["attic"].failed == 3
         assert records.hint_sources()["attic"].aside
-        assert not proposals.hinted(TASK)
+        assert not proposals.has_hints(TASK)
     assert [len(traces) for traces in child.asked] == [1, 1, 1, 1]
 
 

@@ -18,10 +18,10 @@ from honed.tuner.service.choice import (
     TuningCandidate,
     TuningHistory,
     Unprofiled,
+    after_failure,
+    after_hints,
+    after_pass,
     choose,
-    failed,
-    hinted,
-    passed,
     worth_profiling,
 )
 from honed.tuner.service.view import TuningState, figures_in
@@ -32,7 +32,7 @@ def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) 
         name=name,
         seconds=seconds,
         obstacle=obstacle,
-        known=replace(TuningHistory(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
+        history=replace(TuningHistory(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
     )
 
 
@@ -89,13 +89,13 @@ def test_what_cannot_or_need_not_be_tuned_is_left() -> None:
 def test_a_failure_is_waited_out_longer_each_time() -> None:
     known, waits = TuningHistory(key="k"), []
     for _ in range(12):
-        known = failed(known, "the device went away", 1000.0)
+        known = after_failure(known, "the device went away", 1000.0)
         waits.append(known.retry - 1000.0)
     assert waits[:3] == [300.0, 600.0, 1200.0]
     assert waits[-1] == 86_400.0
-    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", known=known)], 1001.0) is None
-    again = passed(known, finished=False, headroom=0.5)
-    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", known=again)], 1001.0) is not None
+    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", history=known)], 1001.0) is None
+    again = after_pass(known, finished=False, headroom=0.5)
+    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", history=again)], 1001.0) is not None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1), st.integers(0, 3), st.booleans()), max_size=8))
@@ -105,16 +105,16 @@ def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bo
         for n, (seconds, headroom, passes, finished) in enumerate(models)
     ]
     plan = choose(wanted, 0.0)
-    ready = [m for m in wanted if not m.known.finished]
+    ready = [m for m in wanted if not m.history.finished]
     assert (plan is None) == (not ready)
     if plan is not None:
         assert plan.name in {m.name for m in ready}
-        assert not any(m.known.passes == 0 for m in ready) or plan.seconds == FIRST_PASS_SECONDS
+        assert not any(m.history.passes == 0 for m in ready) or plan.seconds == FIRST_PASS_SECONDS
 
 
 def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuner.json"
-    known = passed(TuningHistory(key="source device driver"), finished=True, headroom=0.2)
+    known = after_pass(TuningHistory(key="source device driver"), finished=True, headroom=0.2)
     TuningState(path).put("m", known)
     assert TuningState(path).get("m", "source device driver") == known
     assert TuningState(path).get("m", "source device driver 2") == TuningHistory(key="source device driver 2")
@@ -127,8 +127,8 @@ def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path
 
 
 def test_headroom_is_a_share() -> None:
-    assert passed(TuningHistory(key="k"), finished=False, headroom=7.0).headroom == 1.0
-    assert isinstance(passed(TuningHistory(key="k"), finished=False, headroom=0.5), TuningHistory)
+    assert after_pass(TuningHistory(key="k"), finished=False, headroom=7.0).headroom == 1.0
+    assert isinstance(after_pass(TuningHistory(key="k"), finished=False, headroom=0.5), TuningHistory)
 
 
 def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path
 
 def test_what_a_hub_brings_is_a_reason_to_tune_once() -> None:
     """A model that cannot be tuned at all is not asked for again and again."""
-    done = passed(TuningHistory(key="k"), finished=True, headroom=0.0)
-    again = hinted(done, 7)
+    done = after_pass(TuningHistory(key="k"), finished=True, headroom=0.0)
+    again = after_hints(done, 7)
     assert not again.finished
-    ended = passed(again, finished=True, headroom=0.0, hints=again.hints)
-    assert hinted(ended, 7).finished
-    assert not hinted(ended, 8).finished
-    assert hinted(failed(again, "no device", 0.0), 7).hints == 7
+    ended = after_pass(again, finished=True, headroom=0.0, hints=again.hints)
+    assert after_hints(ended, 7).finished
+    assert not after_hints(ended, 8).finished
+    assert after_hints(after_failure(again, "no device", 0.0), 7).hints == 7

@@ -18,7 +18,7 @@ from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, SearchStrategy
 from honed.tuner.compiler.fusion import FusionAlternatives
-from honed.tuner.compiler.schedules import recorded
+from honed.tuner.compiler.schedules import read_records
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import DefaultScheduleTime, MeasurementSetup, NewCandidate, Records
 from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
@@ -434,7 +434,7 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
         records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
         kept_under = for_defaults(setup, profile.rules.family)
         records.put_default("scale", kept_under, DefaultScheduleTime(seconds=1e-3, rate=None))
-    choose = recorded(tmp_path / "records.sqlite", profile).schedules
+    choose = read_records(tmp_path / "records.sqlite", profile).schedules
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
 
@@ -453,7 +453,7 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
         new = NewCandidate(workload=f"{way} {host}", setup=setup_for(identity), trace=text, way=way)
         with kept(host) as records:
             records.finish(records.begin(new), right)
-        chosen = recorded(records.path, replace(profile, identity=identity)).schedules(new.workload, func)
+        chosen = read_records(records.path, replace(profile, identity=identity)).schedules(new.workload, func)
         assert chosen is not None
         origin = ScheduleProvenance.parse(chosen[0])
         return origin.source, origin.way

@@ -34,7 +34,7 @@ def task(
 
 def timed(key: str, default: float, weight: int = 1, roofline: float = 1e-6) -> TaskProgress:
     progress = TaskProgress(task=task(key, weight), roofline=roofline, default=default)
-    progress.found(default, None)
+    progress.record_time(default, None)
     return progress
 
 
@@ -82,7 +82,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
     best = one.roofline(peaks) / 1.5
     raised = roofline.raise_peaks(peaks, flops, nbytes, best, half=dtype == "float16")
     progress = TaskProgress(task=one, roofline=one.roofline(raised), default=2 * best)
-    progress.found(best, "t")
+    progress.record_time(best, "t")
     assert not progress.beyond
     assert progress.expected_gain > 0
     other = replace(raised, raised=())
@@ -102,7 +102,7 @@ def test_what_was_too_small_comes_to_matter_when_the_rest_is_faster() -> None:
     big, small = timed("big", 1.0), timed("small", 1e-3)
     judge([big, small])
     assert small.stage is TaskState.SKIPPED
-    big.found(0.01, "t")
+    big.record_time(0.01, "t")
     big.end_round(1.0, 1.0)
     judge([big, small])
     assert (big.stage, small.stage, small.reason) == (TaskState.TUNING, TaskState.TUNING, "")
@@ -160,7 +160,7 @@ def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
 
 def test_latency_is_weighted() -> None:
     one, two = timed("one", 1e-3, weight=2), timed("two", 1e-3)
-    one.found(5e-4, "trace")
+    one.record_time(5e-4, "trace")
     assert latency([one, two]) == Estimate(before_us=pytest.approx(3000.0), now_us=pytest.approx(2000.0))
 
 
@@ -189,7 +189,7 @@ def test_caches_lower_the_roofline_of_traffic() -> None:
 
 def test_a_condemned_best_is_forgotten() -> None:
     progress = timed("task", 1.0)
-    progress.found(0.5, "trace")
+    progress.record_time(0.5, "trace")
     progress.forget_best()
     assert (progress.best, progress.best_trace) == (1.0, None)
 
@@ -207,7 +207,7 @@ def test_choosing_always_ends(tasks: list[tuple[float, int]], seed: int) -> None
             return
         before = chosen.best
         assert before is not None
-        chosen.found(before * random.uniform(0.9, 1.0), "t")
+        chosen.record_time(before * random.uniform(0.9, 1.0), "t")
         chosen.end_round(before, random.uniform(0.1, 30.0))
     pytest.fail("the search never ends")
 
@@ -218,7 +218,7 @@ def test_a_round_that_left_nothing_beside_the_best_ends_a_task_sooner() -> None:
         progress.end_round(1e-3, 1.0, last=progress is exhausted)
     assert exhausted.rate == pytest.approx(fruitless.rate / 2)
     won = timed("c", 1e-3)
-    won.found(0.5e-3, "t")
+    won.record_time(0.5e-3, "t")
     won.end_round(1e-3, 1.0, last=True)
     assert won.rate == pytest.approx(0.5), "what wins is not left"
 

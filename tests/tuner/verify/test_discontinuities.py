@@ -97,7 +97,7 @@ def test_a_model_without_steps_is_not_opened() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) { y = Sin(x) }'
     )
-    assert discontinuities.opened(model) is None
+    assert discontinuities.open_at_steps(model) is None
     assert (
         discontinuities.judge(model, generate(model, 1), runtime, precision="fp32", tolerance=[1e-3]) is None
     )
@@ -108,12 +108,12 @@ def test_steps_that_constants_alone_decide_are_none() -> None:
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) '
         "<float[4] c = {1, 2, 3, 4}> { r = Round(c) y = Mul(x, r) }"
     )
-    assert discontinuities.opened(model) is None
+    assert discontinuities.open_at_steps(model) is None
 
 
 @pytest.mark.parametrize("model", [QUANTISED, CHOSEN], ids=["quantised", "chosen"])
 def test_an_opened_model_given_its_own_values_makes_them_again(model: onnx.ModelProto) -> None:
-    apart = discontinuities.opened(model)
+    apart = discontinuities.open_at_steps(model)
     assert apart is not None
     onnx.checker.check_model(apart.model, full_check=True)
     inputs = generate(model, 1)[0]
@@ -152,7 +152,7 @@ def test_any_graph_opened_makes_the_values_of_the_whole(nodes: list[tuple[str, i
                 text.append(f"v{i} = {op}({left})")
         values.append(f"v{i}")
     model = weighted(f"f (float[8] x) => (float[8] {values[-1]}) {{ {' '.join(text)} }}")
-    apart = discontinuities.opened(model)
+    apart = discontinuities.open_at_steps(model)
     inputs = {"x": np.linspace(-3.3, 4.1, 8, dtype=np.float32)}
     if apart is None:
         assert not {op for op, _, _ in nodes} & {"Round", "Floor", "Sign", "Cast", "Greater"}
@@ -251,7 +251,7 @@ def test_what_saturates_at_the_end_is_judged_by_what_it_is_given() -> None:
 
 def test_what_is_computed_with_after_it_saturates_is_no_step() -> None:
     model = weighted("f (float[4] x) => (float[4] y) { s = Sigmoid(x) y = Sin(s) }")
-    assert discontinuities.opened(model) is None
+    assert discontinuities.open_at_steps(model) is None
 
 
 def test_choices_between_the_same_values_must_be_the_same() -> None:
@@ -376,7 +376,7 @@ def test_an_operator_that_rounds_inside_may_be_off_by_what_moves_it() -> None:
 
 
 def test_noise_at_steps_differs_from_run_to_run_and_stays_small() -> None:
-    apart = discontinuities.opened(QUANTISED)
+    apart = discontinuities.open_at_steps(QUANTISED)
     assert apart is not None
     moved = discontinuities.moving(QUANTISED, apart, {"p": 1e-3, "r": 1e-3})
     outputs = [onnx.helper.make_tensor_value_info("p, moved", 1, None)]
@@ -395,11 +395,11 @@ def test_probes_of_an_opened_model_know_the_values_at_its_steps() -> None:
     plain, shown = (probes.choose(QUANTISED, 2, "fp32", apart=each) for each in (None, apart))
     assert isinstance(plain, probes.ReferenceProbes)
     assert isinstance(shown, probes.ReferenceProbes)
-    assert plain.known is None
-    assert shown.known is not None
+    assert plain.opened is None
+    assert shown.opened is not None
     np.testing.assert_equal((shown.inputs, shown.outputs), (plain.inputs, plain.outputs))
     assert (shown.tolerance, shown.covered) == (plain.tolerance, plain.covered)
-    again = discontinuities.opened_with(QUANTISED, shown.inputs, DEFAULT_LIMITS)
+    again = discontinuities.open_with_reference(QUANTISED, shown.inputs, DEFAULT_LIMITS)
     assert again is not None
-    np.testing.assert_equal(list(shown.known[1]), list(again[1]))
-    assert {"y", *apart.before, *apart.after} == shown.known[1][0].keys()
+    np.testing.assert_equal(list(shown.opened[1]), list(again[1]))
+    assert {"y", *apart.before, *apart.after} == shown.opened[1][0].keys()

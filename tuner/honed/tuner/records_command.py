@@ -27,7 +27,7 @@ Emit = Callable[[events.News], None]
 
 def export(job: commands.Export, emit: Emit) -> events.Exported:
     """Write the records of every setup."""
-    with _opened(job.records, emit) as records, replacing(job.output) as file:
+    with _open(job.records, emit) as records, replacing(job.output) as file:
         count = sum(export_jsonl(records, file, setup, _choice(job)) for setup in records.setups())
     return events.Exported(count=count, output=str(job.output))
 
@@ -37,7 +37,7 @@ def _choice(job: commands.Export) -> Choose:
         return Records.distil
     if job.own:
         return own
-    return spread if job.spread else Records.finished
+    return spread if job.spread else Records.iterate_finished
 
 
 def import_(job: commands.Import, emit: Emit) -> events.Imported:
@@ -68,7 +68,7 @@ def import_(job: commands.Import, emit: Emit) -> events.Imported:
 
 def history(job: commands.ShowHistory, emit: Emit) -> events.History:
     """Return a model's estimates and versions; raises NotFound where it has none."""
-    with _opened(job.records, emit) as records:
+    with _open(job.records, emit) as records:
         progress, versions = records.progress(job.name), records.versions(job.name)
         if not progress and not versions:
             tuned = records.models()
@@ -104,9 +104,11 @@ def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.T
 
 def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
     """Return every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
-    with _opened(job.records, emit) as records:
+    with _open(job.records, emit) as records:
         setups = {setup.device_key: setup for setup in records.setups()}
-        found = [(candidate, setup) for setup in setups.values() for candidate in records.quarantined(setup)]
+        found = [
+            (candidate, setup) for setup in setups.values() for candidate in records.list_quarantined(setup)
+        ]
         found.sort(key=lambda pair: (pair[0].finished_s or pair[0].created_s, pair[0].id))
         return events.Faults(faults=tuple(_fault(records, candidate, setup) for candidate, setup in found))
 
@@ -127,7 +129,7 @@ def _fault(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -
     )
 
 
-def _opened(path: Path, emit: Emit) -> Records:
+def _open(path: Path, emit: Emit) -> Records:
     """Open the records at a path; raises NotFound where there are none."""
     if not path.exists():
         raise NotFound(f"there are no records at {path} yet; tune a model with 'hone tune' first")

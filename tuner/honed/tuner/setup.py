@@ -37,7 +37,7 @@ def for_defaults(setup: MeasurementSetup, family: str) -> MeasurementSetup:
     return setup if prior is None else replace(setup, compiler=f"{setup.compiler}, prior {prior.digest}")
 
 
-def tuned_as(source: str, setup: MeasurementSetup) -> str:
+def tuning_key(source: str, setup: MeasurementSetup) -> str:
     """Return the key under which a model counts as tuned, from its file's SHA-256.
 
     A model whose key changes is examined again. The key holds the priors of all families, because a device's
@@ -48,7 +48,7 @@ def tuned_as(source: str, setup: MeasurementSetup) -> str:
 
 
 @cache
-def shipped_prior(family: str) -> PriorFile | None:
+def load_shipped_prior(family: str) -> PriorFile | None:
     """Return the prior of a family that ships with honed; None where there is none."""
     path = PRIORS / f"{family}{SUFFIX}"
     return priorfile.usable(path) if path.exists() else None
@@ -56,4 +56,4 @@ def shipped_prior(family: str) -> PriorFile | None:
 
 def _prior(family: str) -> PriorFile | None:
     """Return the prior in use: an administrator's own, else the one that ships; None where there is none."""
-    return priorfile.own(family) or shipped_prior(family)
+    return priorfile.own(family) or load_shipped_prior(family)

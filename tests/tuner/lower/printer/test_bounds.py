@@ -11,7 +11,7 @@ from tvm import te, tirx
 from honed.machine.devices import Device
 from honed.tuner.lower.functions.layouts import blocking
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
-from honed.tuner.lower.printer.bounds import OutOfBounds, bounded
+from honed.tuner.lower.printer.bounds import OutOfBounds, bound_accesses
 from honed.tuner.lower.printer.kernel import Dialect, source_of
 from honed.tuner.lower.target import target_for
 
@@ -58,7 +58,7 @@ def kernel(*lines: str) -> tirx.PrimFunc:
 )  # fmt: skip
 def test_what_lies_inside_stays_as_it_is(lines: tuple[str, ...]) -> None:
     func = kernel(*lines)
-    assert bounded(func).same_as(func)
+    assert bound_accesses(func).same_as(func)
 
 
 _ROWS = """
@@ -80,7 +80,7 @@ def k(a_ptr: T.handle("float32", "global"), b_ptr: T.handle("float32", "global")
 def test_a_guard_that_says_nothing_of_the_index_hides_no_other() -> None:
     """Seen in gtcrn for Malis: what a guard compares is no side that the index depends on."""
     func = tvm.script.from_source(_ROWS)
-    assert bounded(func).same_as(func)
+    assert bound_accesses(func).same_as(func)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_guard_that_says_nothing_of_the_index_hides_no_other() -> None:
 )
 def test_what_may_lie_outside_is_refused(lines: tuple[str, ...]) -> None:
     with pytest.raises(OutOfBounds, match="may lie outside of its"):
-        bounded(kernel(*lines))
+        bound_accesses(kernel(*lines))
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_what_may_lie_outside_is_refused(lines: tuple[str, ...]) -> None:
     ],
 )
 def test_the_guard_of_a_select_becomes_branches(line: str) -> None:
-    func = bounded(kernel(line))
+    func = bound_accesses(kernel(line))
     source = source_of({"k": func}, Dialect(contract=False))
     assert "select(" not in source
     assert re.search(r"\? [^?]*a", source), source
-    assert bounded(func).same_as(func)  # what was made is inside by its branches
+    assert bound_accesses(func).same_as(func)  # what was made is inside by its branches
 
 
 @pytest.mark.parametrize("channels", [3, 17, 52])

@@ -24,7 +24,7 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from honed.tuner.search.draw import SpaceSampler
-from honed.tuner.search.sketches.grouped import sliced
+from honed.tuner.search.sketches.grouped import tile_sliced
 from honed.tuner.search.sketches.held import held_clocks
 from honed.valhall.bench import bench_profile
 from tests.runtime.builder import PROFILE
@@ -89,7 +89,7 @@ def test_local_memory_used_twice_is_aligned_for_the_vectors_of_both_uses() -> No
     assert limits.groups is not None
     assert limits.groups.tile is not None
     schedule = s_tir.Schedule(func)
-    assert sliced(schedule, limits.groups.tile, limits.sketches, 4, slices=4)
+    assert tile_sliced(schedule, limits.groups.tile, limits.sketches, 4, slices=4)
     vectors = 0
     for drawn in draws(func, profile, [schedule], 8):
         source = lower_function(drawn.mod["main"], "f", target_for(profile), profile).source
@@ -156,8 +156,8 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
 ) -> None:
     profile = imagined("mali")
     drawing = SpaceSampler(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
-    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    func = drawing.played(min(rows, key=lambda row: held_clocks(row.drawn)))
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
+    func = drawing.play(min(rows, key=lambda row: held_clocks(row.drawn)))
     assert func is not None
     source = lower_function(func, "f", target_for(profile), profile).source
     assert len(re.findall(r"\buint4 (.*);", source)) == (words > 0)

@@ -53,7 +53,7 @@ class _Tap:
     value: int
     typed: TypedValue
 
-    def seen(self, held: np.ndarray) -> np.ndarray:
+    def in_model_order(self, held: np.ndarray) -> np.ndarray:
         """Return the contents of memory in the order of the model's axes; channels may lie in blocks."""
         if held.shape == self.typed.shape:
             return held
@@ -70,7 +70,7 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     """
     taps = _taps(lowered, normalised)
     nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)
-    opened = _opened(normalised.model, taps)
+    opened = _open_between_calls(normalised.model, taps)
     known = graphs.infer(opened)
     model, moving = _with_noise(opened, known)
     judged = graphs.outputs(opened)
@@ -78,7 +78,7 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
         return False
     found = _between(lowered, normalised, taps, run)
     feeds = [
-        _converted(normalised, given) | {_given(name): made[name] for name in judged}
+        _convert(normalised, given) | {_device_name(name): made[name] for name in judged}
         for given, made in zip(inputs, found, strict=True)
     ]
     reference = evaluator.evaluate(model, feeds, evaluators=_ONLY)
@@ -90,20 +90,20 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
             made[name],
             calm[_places(name)],
             calm[_there(name)],
-            [calm[_there(_moved(name, run))] for run in _RUNS if name in moving],
-            effort.allowed(made[name].dtype.name, normalised.precision),
+            [calm[_there(_name_moved(name, run))] for run in _RUNS if name in moving],
+            effort.tolerance_of(made[name].dtype.name, normalised.precision),
         )
         for made, calm in zip(found, reference.outputs, strict=True)
         for name in judged
     )
 
 
-def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+def evaluate_reference(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
     """Return the reference's values of a normalised model.
 
     Raise ModelRefused where it cannot evaluate the model.
     """
-    feeds = [_converted(normalised, given) for given in sets]
+    feeds = [_convert(normalised, given) for given in sets]
     found = evaluator.evaluate(normalised.model, feeds, evaluators=_ONLY)
     if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
@@ -146,7 +146,7 @@ def _between(
     """Return the values between calls, and the outputs, for each set, as the normalised model has them."""
     program, values = lowered.program, [lowered.program.values[tap.value] for tap in taps]
     more = [
-        StaticTensorSpec(name=_given(tap.typed.name), dtype=v.dtype, shape=v.shape)
+        StaticTensorSpec(name=_device_name(tap.typed.name), dtype=v.dtype, shape=v.shape)
         for tap, v in zip(taps, values, strict=True)
     ]
     tapped = replace(
@@ -161,13 +161,13 @@ def _between(
                 value.name: made[spec.name].astype(_dtype(value), copy=False)
                 for value, spec in zip(normalised.model.graph.output, normalised.outputs, strict=True)
             },
-            **{tap.typed.name: tap.seen(made[_given(tap.typed.name)]) for tap in taps},
+            **{tap.typed.name: tap.in_model_order(made[_device_name(tap.typed.name)]) for tap in taps},
         }
         for made in run(replace(lowered, program=tapped), shown)
     ]
 
 
-def _converted(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
+def _convert(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
     """Return a set of inputs in the types of the arithmetic."""
     return {v.name: given[v.name].astype(_dtype(v), copy=False) for v in normalised.model.graph.input}
 
@@ -177,11 +177,11 @@ def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
     return found
 
 
-def _given(name: str) -> str:
+def _device_name(name: str) -> str:
     return f"{name}, of the device"
 
 
-def _moved(name: str, run: int) -> str:
+def _name_moved(name: str, run: int) -> str:
     return f"{name}, moved {run}"
 
 
@@ -193,13 +193,13 @@ def _there(name: str) -> str:
     return f"{name}, where it differs"
 
 
-def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
+def _open_between_calls(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
     """Return a model that reads the device's values between calls, and also computes them."""
-    given = {tap.typed.name: _given(tap.typed.name) for tap in taps}
-    return graphs.remade(
+    given = {tap.typed.name: _device_name(tap.typed.name) for tap in taps}
+    return graphs.rebuild_model(
         model,
         [
-            _renamed(node, [given.get(name, name) for name in node.input], node.output)
+            _rename(node, [given.get(name, name) for name in node.input], node.output)
             for node in model.graph.node
         ],
         [*model.graph.input, *(graphs.info(tap.typed, given[tap.typed.name]) for tap in taps)],
@@ -219,15 +219,15 @@ def _with_noise(
     nodes: list[onnx.NodeProto] = []
     moving: dict[str, int] = {}
 
-    def moved(name: str, run: int) -> str:
-        return _moved(name, run) if name in moving else name
+    def name_moved(name: str, run: int) -> str:
+        return _name_moved(name, run) if name in moving else name
 
     for node in model.graph.node:
         nodes.append(node)
         behind = max((moving.get(name, 0) for name in node.input), default=0) + (node.op_type == "Round")
         if not behind:
             continue
-        read = {run: [moved(name, run) for name in node.input] for run in _RUNS}
+        read = {run: [name_moved(name, run) for name in node.input] for run in _RUNS}
         if node.op_type == "Round":
             made = node.output[0]
             drawn = numpy_helper.from_array(_noise(known[node.input[0]], len(nodes)))
@@ -237,15 +237,15 @@ def _with_noise(
                 nodes.append(helper.make_node(op, [*read[run], f"{made}, drawn"], [noisy]))
                 read[run] = [noisy]
         moving.update(dict.fromkeys(node.output, behind))
-        nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
+        nodes += [_rename(node, read[run], [name_moved(name, run) for name in node.output]) for run in _RUNS]
     flat = numpy_helper.from_array(np.array([-1]))
     nodes.append(helper.make_node("Constant", [], [_FLAT], value=flat))
     given, shown = list(model.graph.input), list[onnx.ValueInfoProto]()
     for value in model.graph.output:
         name, typed = value.name, value.type.tensor_type.elem_type
-        if _given(name) not in {each.name for each in given}:
-            given.append(graphs.info(known[name], _given(name)))
-        pair = [name, _given(name)]
+        if _device_name(name) not in {each.name for each in given}:
+            given.append(graphs.info(known[name], _device_name(name)))
+        pair = [name, _device_name(name)]
         if typed not in _EQUAL:
             nodes += [helper.make_node("Cast", [each], [f"{each}, exact"], to=_EXACT) for each in pair]
             pair = [f"{each}, exact" for each in pair]
@@ -256,13 +256,13 @@ def _with_noise(
             helper.make_node("NonZero", [f"{name}, differs, flat"], [_places(name)]),
         ]
         shown.append(helper.make_tensor_value_info(_places(name), onnx.TensorProto.INT64, None))
-        for each in [name, *(_moved(name, run) for run in _RUNS if name in moving)]:
+        for each in [name, *(_name_moved(name, run) for run in _RUNS if name in moving)]:
             nodes += [
                 helper.make_node("Reshape", [each, _FLAT], [f"{each}, flat"]),
                 helper.make_node("Gather", [f"{each}, flat", _places(name)], [_there(each)]),
             ]
             shown.append(helper.make_tensor_value_info(_there(each), typed, None))
-    return graphs.remade(model, nodes, given, shown), moving
+    return graphs.rebuild_model(model, nodes, given, shown), moving
 
 
 def _noise(value: TypedValue, seed: int) -> np.ndarray:
@@ -273,7 +273,7 @@ def _noise(value: TypedValue, seed: int) -> np.ndarray:
     return (discontinuities.OF_A_QUANTUM * signs).astype(value.dtype)
 
 
-def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
+def _rename(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = ""  # ONNX Runtime refuses two nodes of one name

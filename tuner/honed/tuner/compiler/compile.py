@@ -31,7 +31,7 @@ from honed.runtime.execution.programs import NotBuilt
 from honed.tuner import frontend
 from honed.tuner.frontend import ImportedModule, Normalised, Precision
 from honed.tuner.frontend.survey import survey
-from honed.tuner.graph import made_from
+from honed.tuner.graph import origins_of
 from honed.tuner.lower.module import LoweredModel, UntunedKernels, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import FunctionCall, Program
@@ -48,16 +48,16 @@ from .form import with_room
 from .fusion import fusion_policy
 from .partition import PartitionedModel, partition_model
 from .partition.divide import flops
-from .schedules import NOTHING, recorded, untuned_kernels
-from .verification import VerificationResult, Verifier, expect, probed_before, with_behind
+from .schedules import NOTHING, read_records, untuned_kernels
+from .verification import VerificationResult, Verifier, expect, read_probe_inputs, with_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A prepared model; `normalised` is made from `given`, which is the `whole` model where `cut` is None."""
+    """A prepared model; `normalised` derives from `source`, the `whole` model where `cut` is None."""
 
     whole: onnx.ModelProto
-    given: onnx.ModelProto
+    source: onnx.ModelProto
     normalised: Normalised
     cut: PartitionedModel | None
 
@@ -80,7 +80,7 @@ def prepare(
     try:
         whole = normalised(model)
         if not unbuilt:
-            return Prepared(whole=model, given=model, normalised=whole, cut=None)
+            return Prepared(whole=model, source=model, normalised=whole, cut=None)
         refused = _unbuildable(unbuilt)
     except ModelRefused as error:
         refused = error
@@ -95,7 +95,7 @@ def prepare(
         why = f"it is not cut in parts: {again}"
         raise ModelRefused(str(refused), (*refused.reasons, why)) from again
     if not made.parts:
-        return Prepared(whole=model, given=model, normalised=rest, cut=None)
+        return Prepared(whole=model, source=model, normalised=rest, cut=None)
     nodes = made.nodes + sum(part.nodes for part in made.parts)
     parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
     note = (
@@ -103,7 +103,7 @@ def prepare(
         f"the CPU engine runs the rest, {parts}"
     )
     noted = replace(rest, notes=(*rest.notes, note))
-    return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
+    return Prepared(whole=model, source=made.source, normalised=noted, cut=made)
 
 
 def _unbuildable(unbuilt: Mapping[str, str]) -> ModelRefused:
@@ -113,7 +113,7 @@ def _unbuildable(unbuilt: Mapping[str, str]) -> ModelRefused:
     )
 
 
-def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
+def read_existing_build(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
     """Return the header of `like`, an earlier compiled model of this model, or None.
 
     None where there is no such model, or where it does not matter: the model is not partitioned and the
@@ -129,7 +129,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Start of each stage as a share of the whole, as for LightGlue-192; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 
-_TOLD = 500  # Characters of the reason why a partition is not compiled for sizes
+_MAX_REASON = 500  # Characters of the reason why a partition is not compiled for sizes
 _PRODUCTS = frozenset({"Conv", "ConvInteger", "MatMul", "MatMulInteger"})
 Report = Callable[[str, float, str], None]
 
@@ -239,7 +239,7 @@ def _attempt(request: CompileRequest, recipe: Recipe, stage: _Stages, before: _T
         source = _read(request, recipe, stage)
     else:
         source = before.source
-    lowered, notes = _lowered(request, recipe, source, stage), tuple[str, ...]()
+    lowered, notes = _lower(request, recipe, source, stage), tuple[str, ...]()
     if recipe.rules:
         notes = (f"compiled with default rules, because {recipe.why}",)
         if before is not None and lowered.sources == before.lowered.sources:
@@ -252,7 +252,7 @@ def _attempt(request: CompileRequest, recipe: Recipe, stage: _Stages, before: _T
     return _Tried(recipe=recipe, source=source, lowered=lowered, result=result)
 
 
-def _lowered(request: CompileRequest, recipe: Recipe, source: _Source, stage: _Stages) -> LoweredModel:
+def _lower(request: CompileRequest, recipe: Recipe, source: _Source, stage: _Stages) -> LoweredModel:
     """Lower a model with recorded schedules, else with those that need no trial, else by default rules."""
     profile, refused = request.profile, recipe.refused
     lower = partial(
@@ -265,7 +265,7 @@ def _lowered(request: CompileRequest, recipe: Recipe, source: _Source, stage: _S
     )
     if recipe.rules:
         return lower(first=recipe.first())
-    known = recorded(request.records, profile) if request.records else NOTHING
+    known = read_records(request.records, profile) if request.records else NOTHING
     joining, picked = fusion_policy(profile, known.times), recipe.first()
     import_for(profile.rules.family)
 
@@ -320,7 +320,7 @@ def _without_refused(request: CompileRequest, tried: _Tried) -> Recipe | None:
         if isinstance(call, FunctionCall) and (one := lowered.functions[call.function]).task in refused:
             why = f"{name} does not build its kernel {one.name} ({refused[one.task]})"
             lesser = [value for value in call.operators if value not in products]
-            unbuilt.update({value: why for made in lesser or call.operators for value in made_from(made)})
+            unbuilt.update({value: why for made in lesser or call.operators for value in origins_of(made)})
     if unbuilt.keys() <= recipe.unbuilt.keys():
         raise _unbuildable(unbuilt or refused)
     why = f"{name} does not build all kernels, with no schedule"
@@ -354,17 +354,17 @@ def _write(
     request: CompileRequest, source: _Source, tried: VerificationResult, stage: _Stages
 ) -> CompiledModel:
     """Write a verified model, and add its partitions compiled for sizes."""
-    model, cut, like = tried.proven(request.device), source.prepared.cut, source.existing_build
+    model, cut, like = tried.with_device_errors(request.device), source.prepared.cut, source.existing_build
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
-    sizes, left_out = sized.wanted(cut, request.sizes, like)
+    sizes, left_out = sized.choose_sizes(cut, request.sizes, like)
     if cut is None or not (sizes or left_out):
         return model
     keep_slower, each = request.keep_slower or sized.keeps_slower(like, request.profile), []
     for n, observed in enumerate(sizes):
         sizes_shown = ", ".join(map(str, observed.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
-        each.append(_compiled_part(request, cut, observed, keep_slower=keep_slower))
+        each.append(_compile_part(request, cut, observed, keep_slower=keep_slower))
     made = [one for one in each if isinstance(one, sized.CompiledPart)]
     out = [one for one in each if isinstance(one, SkippedSizes)]
     model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
@@ -401,7 +401,7 @@ def _admit(request: CompileRequest, prover: Verifier, program: Program) -> None:
         )
 
 
-def _compiled_part(
+def _compile_part(
     request: CompileRequest, cut: PartitionedModel, observed: ObservedSizes, *, keep_slower: bool
 ) -> sized.CompiledPart | SkippedSizes:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
@@ -409,7 +409,7 @@ def _compiled_part(
     Return the sizes as skipped where it cannot be compiled, is wrong, or slower.
     """
 
-    def left_out(why: str) -> SkippedSizes:
+    def leave_out(why: str) -> SkippedSizes:
         return SkippedSizes(part=observed.part, sizes=observed.sizes, why=why)
 
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
@@ -433,14 +433,14 @@ def _compiled_part(
                     request.output, observed.part, output, request.device, keep_slower=keep_slower
                 )
                 if timed.why_not:
-                    return left_out(timed.why_not)
+                    return leave_out(timed.why_not)
                 times, least = timed.times, timed.least
         except (ModelRefused, InvalidArgument, DeviceError) as refused:
             why = "; ".join((str(refused), *getattr(refused, "reasons", ())))
-            return left_out(f"it cannot be compiled: {why}"[:_TOLD])
+            return leave_out(f"it cannot be compiled: {why}"[:_MAX_REASON])
         with modelfile.read(output, verify=False) as file:
             if file.model.split is not None:
-                return left_out("it cannot be compiled whole")
+                return leave_out("it cannot be compiled whole")
             indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
             constants = {i: np.array(file.constant(i)) for i in indices}
             return sized.CompiledPart(
@@ -467,26 +467,26 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     ModelRefused where nothing can be verified by the reference.
     """
     prepared = _prepare(request, stage, recipe.unbuilt)
-    like, choice = compiled_before(request.existing_build, prepared, request.precision), recipe.own
+    like, choice = read_existing_build(request.existing_build, prepared, request.precision), recipe.own
     if request.precision == "auto" and choice is None:
         stage("normalise", 0.5, "find out what can be computed in fp16")
         choice = choose.decide(
-            prepared.given,
+            prepared.source,
             prepared.normalised,
             request.profile,
             calibration=request.calibration,
             like=like,
         )
-    normalised = prepared.normalised if choice is None else choose.applied(choice, prepared.normalised)
+    normalised = prepared.normalised if choice is None else choose.apply(choice, prepared.normalised)
     # Evaluated before the long work, because it may refuse the model
     stage("import", 0.0, "evaluate the reference")
     shapes = {i.name: i.shape for i in normalised.inputs}
-    bound = bind_shapes(prepared.given, shapes)
+    bound = bind_shapes(prepared.source, shapes)
     whole = bind_shapes(prepared.whole, shapes) if prepared.cut is not None else None
     given = (
         choose.calibration_sets(request.calibration, normalised.inputs)
         if request.calibration is not None
-        else probed_before(request.existing_build, normalised)
+        else read_probe_inputs(request.existing_build, normalised)
         if like is not None
         else ()
     )
@@ -550,14 +550,14 @@ def fit_file(request: CompileRequest) -> Fitted:
         parts=parts,
         reasons=reasons,
         notes=notes,
-        inputs=tuple(map(_described, model.graph.input)),
-        outputs=tuple(map(_described, model.graph.output)),
+        inputs=tuple(map(_describe, model.graph.input)),
+        outputs=tuple(map(_describe, model.graph.output)),
         nbytes=model.ByteSize(),
         cpu_engine=has_cpu_engine(),
     )
 
 
-def _described(value: onnx.ValueInfoProto) -> str:
+def _describe(value: onnx.ValueInfoProto) -> str:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return f"{value.name}: {(kind or 'nothing').removesuffix('_type')}"

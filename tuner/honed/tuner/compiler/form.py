@@ -49,7 +49,7 @@ def with_room(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
     if ROWS_MASK not in shapes or any(info.name == ROWS_MASK for info in model.graph.input):
         return model
     inner = {name: shape for name, shape in shapes.items() if name != ROWS_MASK}
-    return _Rewrite(graphs.inlined(model), inner, shapes[ROWS_MASK][1]).done()
+    return _Rewrite(graphs.inline_functions(model), inner, shapes[ROWS_MASK][1]).finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Rewrite:
 
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, room: int) -> None:
         self._model, self._room = model, room
-        self._now, self._more = (_inferred(model, shapes, room, more) for more in (0, 1))
+        self._now, self._more = (_infer_shapes(model, shapes, room, more) for more in (0, 1))
         self._known: dict[str, _RoomEffect] = {}
         self._constants = {t.name: t for t in model.graph.initializer}
         self._numbers: dict[str, str] = {}
@@ -80,7 +80,7 @@ class _Rewrite:
         self._hides = False
         self._opset = next((each.version for each in model.opset_import if not each.domain), 1)
 
-    def done(self) -> onnx.ModelProto:
+    def finish(self) -> onnx.ModelProto:
         """Return the model with its new nodes."""
         graph = self._model.graph
         given = list(graph.node)
@@ -88,7 +88,7 @@ class _Rewrite:
         for node in given:
             self._write(node)
         if not self._masked and not self._hides:
-            raise _refused("no Softmax or Attention over the rows of its state was found to hide the others")
+            raise _refusal("no Softmax or Attention over the rows of its state was found to hide the others")
         del graph.node[:]
         graph.node.extend(self._nodes)
         info = helper.make_tensor_value_info(ROWS_MASK, onnx.TensorProto.UINT8, [1, self._room])
@@ -113,7 +113,7 @@ class _Rewrite:
         array = numpy_helper.to_array(tensor)
         return _RoomEffect(array, array)
 
-    def _computed(self, node: onnx.NodeProto) -> _RoomEffect | None:
+    def _compute(self, node: onnx.NodeProto) -> _RoomEffect | None:
         """Return the value of a node that follows from sizes and constants alone, else None."""
         if node.op_type in _IMPURE or len(node.output) != 1 or any(a.HasField("g") for a in node.attribute):
             return None
@@ -121,7 +121,9 @@ class _Rewrite:
             now, more = self._now.get(node.input[0]), self._more.get(node.input[0])
             if now is None or more is None:
                 return None
-            both = [_evaluated(node, {node.input[0]: _shaped(shape)}, self._opset) for shape in (now, more)]
+            both = [
+                _evaluate(node, {node.input[0]: _array_of_shape(shape)}, self._opset) for shape in (now, more)
+            ]
         else:
             read = {name: self._value(name) for name in node.input if name}
             values = {name: value for name, value in read.items() if value is not None}
@@ -129,8 +131,8 @@ class _Rewrite:
             if len(values) != len(read) or not any(name in self._known for name in read) or node.domain:
                 return None
             both = [
-                _evaluated(node, {name: value.room for name, value in values.items()}, self._opset),
-                _evaluated(node, {name: value.more for name, value in values.items()}, self._opset),
+                _evaluate(node, {name: value.room for name, value in values.items()}, self._opset),
+                _evaluate(node, {name: value.more for name, value in values.items()}, self._opset),
             ]
         room, more_room = both
         if room is None or more_room is None or room.size > _SMALL:
@@ -161,7 +163,7 @@ class _Rewrite:
         self._before = self._op("Reshape", count, self._constant([1]))
 
     def _write(self, node: onnx.NodeProto) -> None:
-        value = self._computed(node)
+        value = self._compute(node)
         if value is not None:
             self._known[node.output[0]] = value
         if value is None or not value.follows:
@@ -173,7 +175,7 @@ class _Rewrite:
 
     def _read(self, node: onnx.NodeProto) -> None:
         """Write a node that computes with data; where it reads a size, that of the valid rows."""
-        if node.op_type == "Slice" and self._sliced(node):
+        if node.op_type == "Slice" and self._write_slice(node):
             return
         if node.op_type == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
             self._triangle(node)
@@ -182,7 +184,7 @@ class _Rewrite:
             if name in self._numbers and not self._is_size(node, at):
                 node.input[at] = self._index(node, at, self._numbers[name])
         if any(name in self._numbers for name in _read_inside(node)):
-            raise _refused(f"a graph within node {graphs.label(node)!r} reads the length of its state")
+            raise _refusal(f"a graph within node {graphs.label(node)!r} reads the length of its state")
         self._nodes.append(node)
 
     def _number(self, node: onnx.NodeProto, value: _RoomEffect) -> None:
@@ -190,7 +192,7 @@ class _Rewrite:
         kind, name = node.op_type, node.output[0]
         if kind in ("Shape", "Size"):
             if kind == "Size" or value.room.shape != value.more.shape:
-                raise _refused(f"node {graphs.label(node)!r} counts elements of its state")
+                raise _refusal(f"node {graphs.label(node)!r} counts elements of its state")
             slope = value.more - value.room
             grown = self._op("Mul", self._before, self._constant(slope.reshape(-1)))
             begun = self._constant((value.room - slope * self._room).reshape(-1))
@@ -199,7 +201,7 @@ class _Rewrite:
             )
         elif kind == "Range":
             self._numbers[name] = self._range(node, value)
-        elif kind == "Slice" and self._sliced(node, shown=True):
+        elif kind == "Slice" and self._write_slice(node, shown=True):
             pass
         elif kind == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
             self._triangle(node, shown=True)
@@ -235,11 +237,9 @@ class _Rewrite:
         shape = self._now.get(node.input[0])
         if node.op_type not in ("Gather", "GatherElements") or at != 1 or shape is None:
             return number
-        return self._clipped(
-            number, shape[graphs.attribute(node, "axis", 0)], self._known[node.input[1]].room
-        )
+        return self._clip(number, shape[graphs.attribute(node, "axis", 0)], self._known[node.input[1]].room)
 
-    def _clipped(self, number: str, size: int, like: np.ndarray) -> str:
+    def _clip(self, number: str, size: int, like: np.ndarray) -> str:
         last = self._constant(size - 1, like.dtype)
         return self._op("Where", self._op("Less", number, last), number, last)
 
@@ -256,12 +256,12 @@ class _Rewrite:
             return self._op("Add", first, self._constant(step * np.arange(count), dtype))
         new = int(start) + count - self._room
         if step != 1 or start != more or start != 0 or new < 0:
-            raise _refused(
+            raise _refusal(
                 f"node {graphs.label(node)!r} counts rows of its state from another than the first"
             )
         return self._op("Cast", self._columns(new), to=helper.np_dtype_to_tensor_dtype(dtype))
 
-    def _sliced(self, node: onnx.NodeProto, *, shown: bool = False) -> bool:
+    def _write_slice(self, node: onnx.NodeProto, *, shown: bool = False) -> bool:
         """Write a Slice of a table by positions, such as those of a causal mask.
 
         False for any other Slice.
@@ -272,7 +272,7 @@ class _Rewrite:
         starts, ends = (part.room.reshape(-1) if part is not None else None for part in parts[:2])
         shape = self._now.get(node.input[0])
         if starts is None or ends is None or shape is None:
-            raise _refused(f"node {graphs.label(node)!r} cuts by the length of its state")
+            raise _refusal(f"node {graphs.label(node)!r} cuts by the length of its state")
         axes = (
             parts[2].room.reshape(-1) if len(parts) > 2 and parts[2] is not None else np.arange(len(starts))
         )
@@ -280,7 +280,7 @@ class _Rewrite:
         if all(self._axis_follows(node.input[0], int(axis)) for axis in axes):
             return False  # Rows of the state itself
         if np.any(steps != 1):
-            raise _refused(f"node {graphs.label(node)!r} cuts by the length of its state in steps")
+            raise _refusal(f"node {graphs.label(node)!r} cuts by the length of its state in steps")
         found = self._numbers.get(node.input[0], node.input[0])
         more = [part.more.reshape(-1) for part in parts[:2] if part is not None]
         for at, axis in enumerate(map(int, axes)):
@@ -297,8 +297,8 @@ class _Rewrite:
             elif starts[at] == 0 and len(span) >= self._room:
                 places = self._columns(len(span) - self._room)
             else:
-                raise _refused(f"node {graphs.label(node)!r} cuts a table by the length of its state")
-            places = self._clipped(places, size, np.zeros((), np.int64))
+                raise _refusal(f"node {graphs.label(node)!r} cuts a table by the length of its state")
+            places = self._clip(places, size, np.zeros((), np.int64))
             found = self._op("Gather", found, places, axis=axis)
         if shown:
             self._numbers[node.output[0]] = found
@@ -323,7 +323,7 @@ class _Rewrite:
         data = node.input[0]
         shape = self._now.get(data)
         if shape is None or not self._axis_follows(data, -1):
-            raise _refused(f"node {graphs.label(node)!r} draws a diagonal by the length of its state")
+            raise _refusal(f"node {graphs.label(node)!r} draws a diagonal by the length of its state")
         rows, columns = shape[-2:]
         places = self._columns(columns - self._room)
         offsets = self._op("Sub", places, self._constant(np.arange(rows).reshape(-1, 1)))
@@ -354,14 +354,14 @@ class _Rewrite:
         elif node.op_type == "MultiHeadAttention":
             self._hide_columns(node, 4, 6)
         elif node.op_type == "GroupQueryAttention":
-            raise _refused(f"node {graphs.label(node)!r} takes the number of its rows from the state's size")
+            raise _refusal(f"node {graphs.label(node)!r} takes the number of its rows from the state's size")
 
     def _hide_scores(self, node: onnx.NodeProto) -> None:
         scores = node.input[0]
         shape = self._now.get(scores)
         axis = graphs.attribute(node, "axis", -1 if self._opset > 12 else 1)
         if shape is None:
-            raise _refused(f"the sizes of what node {graphs.label(node)!r} reads are not known")
+            raise _refusal(f"the sizes of what node {graphs.label(node)!r} reads are not known")
         if not self._axis_follows(scores, axis):
             return
         axis %= len(shape)
@@ -378,18 +378,18 @@ class _Rewrite:
         joined = bool(state) and self._axis_follows(state, 2)
         shape = self._now.get(keys)
         if shape is None:
-            raise _refused(f"the sizes of what node {graphs.label(node)!r} reads are not known")
+            raise _refusal(f"the sizes of what node {graphs.label(node)!r} reads are not known")
         axis = -2 if len(shape) > 3 else 1  # [B, N, S, H] or [B, S, N * H]
         if not joined and not self._axis_follows(keys, axis):
             return
         if not joined and any(graphs.attribute(node, name, 0) for name in ("is_causal", "unidirectional")):
-            raise _refused(f"node {graphs.label(node)!r} is causal, and does not know the rows of its state")
+            raise _refusal(f"node {graphs.label(node)!r} is causal, and does not know the rows of its state")
         new = shape[axis] - (0 if joined else self._room)
         there = self._op("Cast", self._there(new), to=onnx.TensorProto.BOOL)
         node.input.extend([""] * (at + 1 - len(node.input)))
         if at == 4:  # A mask of keys, [B, columns]
             if node.input[at]:
-                raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
+                raise _refusal(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
             columns = self._op("Reshape", there, self._constant([1, self._room + new]))
             node.input[at] = self._op("Cast", columns, to=onnx.TensorProto.INT32)
         elif node.input[at]:
@@ -404,7 +404,7 @@ class _Rewrite:
         """Return a mask [..., columns] of an attention, which hides columns without a row, too."""
         shape, kind = self._now.get(mask), self._kinds.get(mask)
         if not shape or shape[-1] != columns or kind is None:
-            raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
+            raise _refusal(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
         if kind == onnx.TensorProto.BOOL:
             return self._op("And", mask, there)
         return self._op("Where", there, mask, self._hidden(kind))
@@ -423,7 +423,7 @@ class _Rewrite:
         return dict(_types(self._model))
 
 
-def _inferred(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) -> dict[str, tuple[int, ...]]:
+def _infer_shapes(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of values where the state has room for `room + more` rows."""
     skeleton = _skeleton(model)
     opened = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
@@ -462,13 +462,13 @@ def _types(model: onnx.ModelProto) -> Iterator[tuple[str, int]]:
         yield info.name, info.type.tensor_type.elem_type
 
 
-def _evaluated(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
+def _evaluate(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
     """Return the value of a node of ONNX's domain; None where it cannot be computed here."""
     found = graphs.evaluate_node(node, values, [helper.make_opsetid("", opset)])
     return None if found is None else np.asarray(found)
 
 
-def _shaped(shape: tuple[int, ...]) -> np.ndarray:
+def _array_of_shape(shape: tuple[int, ...]) -> np.ndarray:
     """Return an array of a shape that takes no memory."""
     return np.broadcast_to(np.zeros((), np.int8), shape)
 
@@ -481,5 +481,5 @@ def _read_inside(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _read_inside(inner)
 
 
-def _refused(why: str) -> ModelRefused:
+def _refusal(why: str) -> ModelRefused:
     return ModelRefused(f"it cannot have room for more rows than there are: {why}")

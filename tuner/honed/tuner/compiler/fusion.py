@@ -75,7 +75,7 @@ class FusionAlternatives:
         """Return the times of both alternatives, from the times of their tasks (`seconds`, by key)."""
         return FusionTimes(fused=self._sum("joined", seconds), unfused=self._sum("apart", seconds))
 
-    def taken(self, seconds: Mapping[str, float]) -> FusionChoice:
+    def choose(self, seconds: Mapping[str, float]) -> FusionChoice:
         """Return the alternative to compile: the expected one, unless the other was measured to be faster."""
         times = self.times(seconds)
         mine, theirs = times.of(self.expected), times.of(other(self.expected))
@@ -90,20 +90,20 @@ class FusionAlternatives:
         return sum(seconds[key] + self.launch for key in keys)
 
 
-def described(contests: Sequence[FusionAlternatives], seconds: Mapping[str, float]) -> tuple[str, ...]:
+def describe(contests: Sequence[FusionAlternatives], seconds: Mapping[str, float]) -> tuple[str, ...]:
     """Return one sentence for each direction in which measurements contradicted the expectation.
 
     One lists the functions that are one kernel although several were expected, the other the opposite.
     """
     sentences = []
     for form, text in _TAKEN:
-        found = [one for one in contests if one.taken(seconds) == form != one.expected]
+        found = [one for one in contests if one.choose(seconds) == form != one.expected]
         if found:
-            sentences.append(f"as measured, {text}: {', '.join(_described(one, seconds) for one in found)}")
+            sentences.append(f"as measured, {text}: {', '.join(_describe(one, seconds) for one in found)}")
     return tuple(sentences)
 
 
-def _described(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str:
+def _describe(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str:
     times = contest.times(seconds)
     one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.fused, times.unfused))
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.unfused)})"
@@ -149,19 +149,19 @@ class FusionPolicy:
         figures = self._profile.family.joined
         if figures is None:
             return False
-        func = narrow_indices(forms.joined.func)
+        func = narrow_indices(forms.fused.func)
         found = (sort(func, self._profile, figures) for sort in self._sorts)
         together = min((seconds for seconds in found if seconds is not None), default=None)
         if together is None:
             return False
-        apart = sum(_seconds(narrow_indices(one.func), self._profile, figures) for one in forms.apart)
+        apart = sum(_seconds(narrow_indices(one.func), self._profile, figures) for one in forms.unfused)
         pays = together < LESS * apart
         if max(together, apart) > MOST * min(together, apart):
             return pays
         contest = FusionAlternatives(
-            name=forms.joined.name,
-            fused=self._key(forms.joined),
-            unfused=tuple(self._key(part) for part in forms.apart),
+            name=forms.fused.name,
+            fused=self._key(forms.fused),
+            unfused=tuple(self._key(part) for part in forms.unfused),
             calls=forms.calls,
             launch=figures.launch_us * 1e-6,
             expected="joined" if pays else "apart",
@@ -169,11 +169,11 @@ class FusionPolicy:
         key = (contest.fused, *contest.unfused)
         before = self._seen[key][0].calls if key in self._seen else 0
         self._seen[key] = replace(contest, calls=before + contest.calls), forms
-        return contest.taken(self._times) == "joined"
+        return contest.choose(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
         """Return notes for the user on the choices that recorded times decided."""
-        return described([contest for contest, _ in self.contests], self._times)
+        return describe([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:
         return task_key(mark_constants(one.func, one.constants, self._profile))

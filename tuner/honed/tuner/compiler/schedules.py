@@ -53,7 +53,7 @@ class Recorded:
 NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
 
 
-def recorded(path: Path, profile: DeviceProfile) -> Recorded:
+def read_records(path: Path, profile: DeviceProfile) -> Recorded:
     """Return the records that compiling needs from a file, of this device, driver and compiler.
 
     They name the fastest right schedule of a task; where the default schedule was measured to be faster,
@@ -209,7 +209,7 @@ def _of_tables(one: _Function) -> _Schedules:
     func, drawing = one.func, one.drawing
     sliced = drawing.that_take(_SLICE)
     others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
-    rows = [row for sketch in (*sliced, *others) for row in drawing.tabled(sketch)]
+    rows = [row for sketch in (*sliced, *others) for row in drawing.rows_of(sketch)]
     least = _FILLED * one.profile.limits.compute_units
     vector = sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES
     if vector and attention_of(func) is None:
@@ -225,7 +225,7 @@ def _of_prior(one: _Function) -> _Schedules:
     drawing, prior = one.drawing, one.prior
     assert prior is not None
     packed = drawing.that_take(*_PACK)
-    drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(one.func))
+    drawn = _draw(drawing, packed or range(drawing.sketches), prior, function_flops(one.func))
     found = [(each.schedule, each.features) for each in drawn]
     sketched = bool(packed) or point_space(narrow_indices(one.func), one.profile)
     ruled = by_rule(one.func, one.target, one.profile) if prior.knows_rules and not sketched else None
@@ -240,7 +240,7 @@ def _of_prior(one: _Function) -> _Schedules:
         yield prior.name, found[n][0]
 
 
-def _drawn(drawing: SpaceSampler, sketches: Sequence[int], prior: Prior, flops: int) -> list[ScheduleSample]:
+def _draw(drawing: SpaceSampler, sketches: Sequence[int], prior: Prior, flops: int) -> list[ScheduleSample]:
     """Return draws, one from each sketch first, then more from those whose draws the prior scores best."""
     found = [one for sketch in sketches for one in islice(drawing.of(sketch), 1)]
     scores = {one.sketch: [score] for one, score in zip(found, _scores(found, prior), strict=True)}

@@ -71,7 +71,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, keep_sl
         with process.open(whole) as parts, Executor(file, device) as form:
             allowed = allowance(same_cores=device.profile.family.processor)
             both = _ComparedEngines(parts, number, split.parts[number], form, allowed)
-            runs = both.compared(given)
+            runs = both.compare(given)
             cpu, here = runs.times
             times = SpecialisationTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
             if not (runs.within_allowance or keep_slower):
@@ -94,7 +94,7 @@ class _ComparedEngines:
     allowance: float
     transfers: float = 0.0  # Seconds
 
-    def compared(self, given: Values, fewer: Values | None = None) -> PairedTiming:
+    def compare(self, given: Values, fewer: Values | None = None) -> PairedTiming:
         """Run the CPU engine, with `fewer` rows, and the form in turns."""
         by_cpu, by_form = partial(self._in_cpu, fewer or given), partial(self._in_form, given)
         return PairedTiming(self.allowance).take_turns(by_cpu, by_form)
@@ -115,7 +115,7 @@ class _ComparedEngines:
         for share in _SHARES:
             fewer = max(1, round(share * rows))
             cut = dict(given) | {t.name: array[:fewer] for array, t in self._open(given)}
-            if not self.compared(given, cut).within_allowance:
+            if not self.compare(given, cut).within_allowance:
                 break
             found = fewer
         return found
@@ -152,7 +152,7 @@ class CompiledPart:
     least: int = 0
 
 
-def wanted(
+def choose_sizes(
     cut: PartitionedModel | None, given: Sequence[ObservedSizes], like: CompiledModel | None
 ) -> tuple[tuple[ObservedSizes, ...], tuple[SkippedSizes, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
@@ -218,7 +218,7 @@ def with_forms(
     if model.split is None:
         return model, []
     section = _Section(model, constants)
-    moved = [section.moved(part.model, part.constants) for part in parts]
+    moved = [section.move(part.model, part.constants) for part in parts]
     end = section.end
     forms = tuple(
         strict.copy_fields(
@@ -245,7 +245,7 @@ class _Section:
         for index, value in constants.items():
             self._known.setdefault(_contents(value), model.buffers[index].offset)
 
-    def moved(self, model: CompiledModel, constants: Constants) -> tuple[Buffer, ...]:
+    def move(self, model: CompiledModel, constants: Constants) -> tuple[Buffer, ...]:
         """Return the buffers of another model, whose constants are found or added; no two share an offset."""
         buffers = list(model.buffers)
         taken: set[int] = set()

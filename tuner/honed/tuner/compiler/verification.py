@@ -37,7 +37,7 @@ from .partition import PartitionedModel
 from .schedules import untuned_kernels
 
 
-def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
+def open_executor(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
     """Return an executor over a temporary file, which is deleted when the executor is closed."""
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
@@ -89,7 +89,7 @@ def run_sets(
         SourceModel, normalised, "choice", sha256=sha256, filename="(in memory)", notes=()
     )
     compiled, constants = assemble(source, profile, normalised, lowered, None)
-    with opened(compiled, constants, device) as executor:
+    with open_executor(compiled, constants, device) as executor:
         for each in inputs:
             yield executor.run(each)
 
@@ -109,7 +109,7 @@ class VerificationResult:
     model: CompiledModel
     constants: Mapping[int, np.ndarray]
     results: tuple[verification.Difference, ...] = ()
-    apart: discontinuities.PiecewiseVerification | None = None
+    piecewise: discontinuities.PiecewiseVerification | None = None
     notes: tuple[str, ...] = ()  # Notes on NaN and infinities
     unproven: str = ""  # Reason why right answers do not verify the model
     programs: Sequence[object] = ()  # Programs that the device built, kept for other attempts
@@ -117,7 +117,7 @@ class VerificationResult:
     @property
     def wrong(self) -> tuple[str, ...]:
         """The outputs that differ from the reference by more than allowed, one sentence each."""
-        part = self.apart.wrong if self.apart is not None else None
+        part = self.piecewise.wrong if self.piecewise is not None else None
         differing = tuple(str(result) for result in self.results if not result.right)
         return differing or ((part,) if part else ())
 
@@ -126,7 +126,7 @@ class VerificationResult:
         """The reason not to serve it; "" where it is verified."""
         return self.wrong[0] if self.wrong else self.unproven
 
-    def proven(self, device: Device | None) -> CompiledModel:
+    def with_device_errors(self, device: Device | None) -> CompiledModel:
         """Return the model with its largest errors on the device in its proof.
 
         Without a device the model was not compared, and is returned unchanged.
@@ -185,11 +185,11 @@ class Verifier:
 
         Raises ModelRefused where no kernels could be verified, because the model amplifies rounding.
         """
-        if self.expected.known is None or self.expected.hidden:
+        if self.expected.opened is None or self.expected.hidden:
             return self
-        found = self._judged(self._normalised_sets)
+        found = self._judge(self._evaluate_normalised)
         if found is not None and found.undetermined:
-            raise unverified(found.undetermined)
+            raise unverifiable(found.undetermined)
         return replace(self, quantised=found)
 
     def verify(
@@ -231,12 +231,12 @@ class Verifier:
     def _attempt(
         self, lowered: LoweredModel, first: UntunedKernels, tell: Tell, done: float, *more: str
     ) -> VerificationResult:
-        draft = self._assembled(self.expected, lowered, more)
+        draft = self._assemble(self.expected, lowered, more)
         if self.device is None:
             return draft
         name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
-        tried = _probed(self.device, draft, self.expected)
+        tried = _probe(self.device, draft, self.expected)
         if not tried.wrong and not hidden:
             return tried
         unproven = self.expected.hidden if self.expected.needs_steps else ""
@@ -247,20 +247,20 @@ class Verifier:
         # Parts are not compiled by themselves where all steps quantise and each call that is served is right:
         # the reference evaluates them, once they are normalised.
         if apart is None or apart.wrong is not None or not self._calls_are_right(lowered, device):
-            apart = self._judged(
+            apart = self._judge(
                 lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
             )
         if apart is None or apart.wrong is not None:
-            return replace(tried, apart=apart, unproven="" if apart or tried.wrong else unproven)
+            return replace(tried, piecewise=apart, unproven="" if apart or tried.wrong else unproven)
         if not tried.wrong:
-            return replace(tried, apart=apart)
+            return replace(tried, piecewise=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
-        made = self._assembled(allowed, lowered, (*more, apart.note))
+        made = self._assemble(allowed, lowered, (*more, apart.note))
         if apart.selections:  # Rows must be put in the reference's order
-            return replace(_probed(self.device, made, allowed), apart=apart)
+            return replace(_probe(self.device, made, allowed), piecewise=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
-        return replace(made, results=results, apart=apart, notes=tried.notes)
+        return replace(made, results=results, piecewise=apart, notes=tried.notes)
 
     def refusal(self, tried: VerificationResult, first: UntunedKernels) -> ModelRefused:
         """Return the refusal of a model whose answers are wrong or that nothing verifies.
@@ -270,10 +270,10 @@ class Verifier:
         assert self.device is not None  # Errors are only known from a device
         device, precision = self.device, self.precision
         if not tried.wrong:
-            return unverified(tried.unproven)
+            return unverifiable(tried.unproven)
         if self.in_parts:
             return tried.refusal("which node is wrong is not looked for in a model of several parts")
-        apart = tried.apart
+        apart = tried.piecewise
         if apart is not None and apart.blamed is None:
             return tried.refusal("each part is right, and its steps do not explain as much")
         worst = next((n for n, result in enumerate(tried.results) if not result.right), 0)
@@ -288,7 +288,7 @@ class Verifier:
         )
         return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", str(located)))))
 
-    def _assembled(
+    def _assemble(
         self, expected: ReferenceProbes, lowered: LoweredModel, more: tuple[str, ...]
     ) -> VerificationResult:
         notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
@@ -297,21 +297,23 @@ class Verifier:
             *assemble(source, self.profile, self.normalised, lowered, expected, self.cut)
         )
 
-    def _judged(self, run: discontinuities.Run) -> discontinuities.PiecewiseVerification | None:
+    def _judge(self, run: discontinuities.Run) -> discontinuities.PiecewiseVerification | None:
         return discontinuities.judge(
             self.bound,
             self.expected.inputs,
             run,
             precision=self.source.precision,
             tolerance=self.expected.tolerance,
-            known=self.expected.known,
+            known=self.expected.opened,
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
         """Return whether each call is right; False also where the device has no memory for the outputs."""
 
         def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
-            with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:
+            with open_executor(
+                *assemble(self.source, self.profile, shown, program, None), device
+            ) as executor:
                 return [executor.run(each) for each in self.expected.inputs]
 
         try:
@@ -319,19 +321,19 @@ class Verifier:
         except HonedError:
             return False
 
-    def _normalised_sets(
+    def _evaluate_normalised(
         self, variant: onnx.ModelProto, sets: Iterable[Mapping[str, np.ndarray]]
     ) -> list[dict[str, np.ndarray]]:
         """Have the reference evaluate a normalised model; raise ModelRefused where it does not."""
         normalised = frontend.normalise(variant, precision=self.precision, profile=self.profile)
-        return calls.evaluated(normalised, list(sets))
+        return calls.evaluate_reference(normalised, list(sets))
 
 
 def _not_optimised(level: str, why: str) -> str:
     return f"ONNX Runtime optimises the CPU engine's parts no further than level {level}, because then {why}"
 
 
-def unverified(why: str) -> ModelRefused:
+def unverifiable(why: str) -> ModelRefused:
     """Return the refusal of a model whose answers may be right, but cannot be verified."""
     return ModelRefused(
         f"the compiled form cannot be verified, because {why}; give real inputs with --calibration, a folder "
@@ -372,11 +374,11 @@ def expect(
                 f"{list(shown.shape)} in {found.evaluator}, so that it cannot be verified"
             )
     if found.unproven:
-        raise unverified(found.unproven)
+        raise unverifiable(found.unproven)
     return replace(found, special=probes.choose_special(bound, found.inputs[0]))
 
 
-def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
+def read_probe_inputs(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
     """Return the inputs of the probes of a compiled model, where they fit this model."""
     if like is None:
         return []
@@ -411,9 +413,9 @@ def with_behind(expected: ReferenceProbes, cut: PartitionedModel, bound: onnx.Mo
     return replace(expected, behind=behind)
 
 
-def _probed(device: Device, draft: VerificationResult, expected: ReferenceProbes) -> VerificationResult:
+def _probe(device: Device, draft: VerificationResult, expected: ReferenceProbes) -> VerificationResult:
     """Return a compiled form with the errors of its probes, and notes on NaN and infinities."""
-    with opened(draft.model, draft.constants, device) as executor:
+    with open_executor(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in verification.check_behind(executor, probe)]
         if wrong := tuple(str(found) for found in behind if not found.right):

@@ -61,7 +61,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
     """
     arrays = list(inputs.values())
     if node.op_type == "Div" and len(arrays) == 2 and arrays[0].dtype.kind in "iu":
-        return [_truncated(inputs[node.input[0]], inputs[node.input[1]])]
+        return [_truncate_quotient(inputs[node.input[0]], inputs[node.input[1]])]
     if node.op_type == "ReduceMean" and not arrays[0].size:
         raise NodeRefused("it is the mean of no elements: ONNX does not define it, and runtimes differ")
     if (made := _by_numpy(node, inputs)) is not None:
@@ -105,7 +105,7 @@ def _by_numpy(node: onnx.NodeProto, inputs: dict[str, Array]) -> Array | None:
     return None
 
 
-def _truncated(x: Array, y: Array) -> Array:
+def _truncate_quotient(x: Array, y: Array) -> Array:
     """Return the integer quotient rounded towards zero, as ONNX defines it; ONNX's evaluator rounds down."""
     if not y.all():
         raise NodeRefused("it divides integers by a constant 0")
@@ -319,7 +319,7 @@ class Builder:
             self._small[key] = value
         return value
 
-    def held(self, data: Array) -> Value:
+    def hold(self, data: Array) -> Value:
         """Add a constant that is not folded further: its results are larger, or for the device."""
         return replace(self.constant(data), data=None)
 
@@ -359,7 +359,7 @@ class Builder:
     def add(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> list[Value]:
         """Add a finished node of TARGET_OPSET whose inputs are values of this graph."""
         types = infer(node, TARGET_OPSET, inputs)
-        results = [self._typed(name, found) for name, found in zip(node.output, types, strict=True)]
+        results = [self._value_of(name, found) for name, found in zip(node.output, types, strict=True)]
         folded = self._fold(node, inputs, results)
         if folded is not None:
             return folded
@@ -375,7 +375,7 @@ class Builder:
         self.values[value.name] = value
         return value
 
-    def _typed(self, name: str, found: onnx.TypeProto | None) -> Value:
+    def _value_of(self, name: str, found: onnx.TypeProto | None) -> Value:
         shape = static_shape(found)
         if shape is None or found is None:
             raise NodeRefused("the shape of its output depends on the values of its inputs")

@@ -64,7 +64,7 @@ def _both(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     return found
 
 
-def _bounded(b: Builder, before: int) -> None:
+def _check_unrolled(b: Builder, before: int) -> None:
     if len(b.nodes) - before > MAX_UNROLLED:
         raise NodeRefused(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
 
@@ -96,9 +96,9 @@ def _loop(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
         carried = outputs[1 : 1 + len(carried)]
         for row, item in zip(gathered, outputs[1 + len(carried) :], strict=True):
             row.append(item)
-        _bounded(b, before)
+        _check_unrolled(b, before)
         trip += 1
-    return [*carried, *(_stacked(b, row, 0) for row in gathered)]
+    return [*carried, *(_stack(b, row, 0) for row in gathered)]
 
 
 def _scan(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
@@ -128,11 +128,11 @@ def _scan(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
         carried = outputs[: len(carried)]
         for row, item in zip(gathered, outputs[len(carried) :], strict=True):
             row.append(item)
-        _bounded(b, before)
+        _check_unrolled(b, before)
     out_axes = _each(c, "scan_output_axes", len(gathered))
     out_backwards = _each(c, "scan_output_directions", len(gathered))
     stacked = [
-        _stacked(b, row[::-1] if back else row, axis)
+        _stack(b, row[::-1] if back else row, axis)
         for row, axis, back in zip(gathered, out_axes, out_backwards, strict=True)
     ]
     return [*carried, *stacked]
@@ -145,7 +145,7 @@ def _each(c: NodeCall, name: str, count: int) -> list[int]:
     return found
 
 
-def _stacked(b: Builder, row: Sequence[Item], axis: int) -> Value:
+def _stack(b: Builder, row: Sequence[Item], axis: int) -> Value:
     """Return tensors of one shape stacked along a new axis."""
     parts = [item for item in row if isinstance(item, Value)]
     if not parts or len(parts) < len(row) or len({(p.dtype, p.shape) for p in parts}) != 1:

@@ -85,7 +85,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
 
 
 def _check(file: Path, model: onnx.ModelProto, nbytes: int) -> None:
-    moved, had = _moved_apart(model), stand_in_types(model.graph)
+    moved, had = _separate_foreign_nodes(model), stand_in_types(model.graph)
     try:
         with protobuf_memory(nbytes):
             checker.check_model(model)
@@ -102,7 +102,7 @@ def _check(file: Path, model: onnx.ModelProto, nbytes: int) -> None:
             del model.opset_import[-1]
 
 
-def _moved_apart(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def _separate_foreign_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Move nodes that only ONNX Runtime knows from ONNX's domain to an unchecked one, and return them."""
     opset = next((o.version for o in model.opset_import if not o.domain), 1)
     moved = [

@@ -16,11 +16,11 @@ from honed.onnxfile.contrib_schemas import NEWEST_OPSET
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Precondition
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.graph.fp16_casts import BIT_CAST, Exemptions, put_casts, saturated, usually
+from honed.tuner.graph.fp16_casts import BIT_CAST, Exemptions, put_casts, saturate, usually
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
-from .signature import StaticTensorSpec, carried
+from .signature import StaticTensorSpec, dtype_of
 from .values import Item, NodeRefused, Reasons, Unknown, Value
 from .walk import Parts, Walker
 
@@ -109,7 +109,7 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
     for info, item in zip(model.graph.output, items, strict=True):
         try:
             if info.type.WhichOneof("value") or not isinstance(item, Value):
-                carried(info)
+                dtype_of(info)
         except NodeRefused as refusal:
             found.general.append(f"output {info.name!r}: {refusal}")
             continue
@@ -239,7 +239,7 @@ def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str])
             tensor_type.elem_type = types.get(tensor_type.elem_type, tensor_type.elem_type)
     for index, tensor in enumerate(graph.initializer):
         if tensor.data_type in types and tensor.name not in kept:
-            array = saturated(numpy_helper.to_array(tensor), _NUMPY[types[tensor.data_type]])
+            array = saturate(numpy_helper.to_array(tensor), _NUMPY[types[tensor.data_type]])
             graph.initializer[index].CopyFrom(numpy_helper.from_array(array, tensor.name))
     for node in graph.node:
         for attribute in node.attribute:

@@ -57,7 +57,7 @@ def bind_inputs(
         known = ", ".join(i.name for i in inputs) or "none"
         raise InvalidArgument(f"--shape names {unknown[0]!r}, but the model's inputs are: {known}")
     whole = all(i.name in shapes for i in inputs)
-    named = _named_dimensions(inputs, shapes, bind=not whole)
+    named = _bind_dimensions(inputs, shapes, bind=not whole)
     inner = {_name(d) for i in inputs for d in i.type.tensor_type.shape.dim[1:]} - {""}
     specs: list[StaticTensorSpec] = []
     notes: list[str] = []
@@ -71,7 +71,7 @@ def bind_inputs(
     return tuple(specs), tuple(notes), frozenset(refused)
 
 
-def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
+def dtype_of(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     """Return the NumPy dtype of an input or output.
 
     Raises NodeRefused where it is no tensor that honed carries.
@@ -89,7 +89,7 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     return dtype
 
 
-def _named_dimensions(
+def _bind_dimensions(
     inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]], *, bind: bool
 ) -> dict[str, int]:
     named: dict[str, int] = {}
@@ -134,7 +134,7 @@ def _bind(
 
     `inner` holds the names of dimensions at other than leading places, which therefore are no batch sizes.
     """
-    dtype = carried(info)
+    dtype = dtype_of(info)
     if not info.type.tensor_type.HasField("shape"):
         if given is None:
             raise NodeRefused(f"its shape is not given; add --shape {info.name}=...")

@@ -54,7 +54,7 @@ class Learnt:
         """
         if kind is not None and not kind.HasField("tensor_type"):
             return kind
-        tensor = kind.tensor_type if kind is not None and _typed(kind) else None
+        tensor = kind.tensor_type if kind is not None and _has_known_rank(kind) else None
         shape = self.shape if tensor is None else _sizes(tensor)
         if self.observed is not None and (shape is None or len(shape) != len(self.observed)):
             shape = (-1,) * len(self.observed)
@@ -105,7 +105,7 @@ def survey(
         return None
     surveyor.learnt, surveyor.assumed, surveyor.as_observed = learnt, assumed, as_observed
     surveyor.unbuilt = unbuilt
-    surveyor.found, surveyor.open = [], {}
+    surveyor.nodes, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.walk()
     values = {name: item for name, item in surveyor.scope.items() if isinstance(item, Value)}
@@ -113,7 +113,7 @@ def survey(
     types = _types(values, surveyor.open)
     return NodeSurvey(
         inputs=surveyor.inputs,
-        nodes=tuple(surveyor.found),
+        nodes=tuple(surveyor.nodes),
         types=types,
         observed={name: _as_observed(spec, learnt.get(name)) for name, spec in types.items()},
         constants=constants,
@@ -128,7 +128,7 @@ class _Surveyor(Walker):
     assumed: int | None
     as_observed: bool
     unbuilt: Mapping[str, str]
-    found: list[SurveyedNode]
+    nodes: list[SurveyedNode]
     open: dict[str, onnx.TypeProto | None]  # Types of values that are not static, if known
 
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
@@ -136,11 +136,11 @@ class _Surveyor(Walker):
             super()._visit(node, scope, opsets)
             return
         given = tuple(dict.fromkeys(reads(node)))
-        why = self._judged(node, given, scope, opsets)
+        why = self._judge(node, given, scope, opsets)
         folded = not why and all(_constant(scope.get(name)) for name in node.output if name)
-        self.found.append(SurveyedNode(index=len(self.found), node=node, reads=given, why=why, folded=folded))
+        self.nodes.append(SurveyedNode(index=len(self.nodes), node=node, reads=given, why=why, folded=folded))
 
-    def _judged(
+    def _judge(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
     ) -> str:
         """Return why a node cannot be compiled, or "".
@@ -148,18 +148,18 @@ class _Surveyor(Walker):
         If it can be, its outputs are in the scope or among the open ones. Outputs without elements are
         constants, and a node that makes no others need not be compiled.
         """
-        why = BEHIND if any(name in self.open for name in given) else self._emitted(node, scope, opsets)
+        why = BEHIND if any(name in self.open for name in given) else self._try_emit(node, scope, opsets)
         if not why:
             return ""
-        for name, kind in zip(node.output, self._inferred(node, given, scope), strict=True):
+        for name, kind in zip(node.output, self._infer_outputs(node, given, scope), strict=True):
             if not name:
                 continue
             known = self.learnt.get(name)
             if known is not None:
                 kind = known.corrects(kind)
-            if self.assumed is not None and _typed(kind):
+            if self.assumed is not None and _has_known_rank(kind):
                 observed = known.observed if known is not None and self.as_observed else None
-                kind = _sized(kind, self.assumed, observed)
+                kind = _with_sizes(kind, self.assumed, observed)
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -172,7 +172,7 @@ class _Surveyor(Walker):
                 self.open[name] = kind
         return "" if all(_constant(scope[name]) for name in node.output if name) else why
 
-    def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
+    def _try_emit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
         """Emit a node; where that is impossible, emit nothing and return why."""
         kept = len(self.builder.nodes)
         reasons, self._reasons = self._reasons, Reasons()
@@ -193,21 +193,21 @@ class _Surveyor(Walker):
         del self.builder.nodes[kept:]
         return why
 
-    def _inferred(
+    def _infer_outputs(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope
     ) -> list[onnx.TypeProto | None]:
         """Return the types that ONNX infers for the outputs.
 
         Where it infers none for dynamic sizes, return the common part of its answers for two other sizes.
         """
-        known = self._inferred_for(node, given, scope, None)
-        if all(map(_typed, known)) or not any(self.open.get(name) for name in given):
+        known = self._infer_with_size(node, given, scope, None)
+        if all(map(_has_known_rank, known)) or not any(self.open.get(name) for name in given):
             return known
-        once, again = (self._inferred_for(node, given, scope, size) for size in _SIZES)
+        once, again = (self._infer_with_size(node, given, scope, size) for size in _SIZES)
         common = map(_common, once, again)
-        return [kind if _typed(kind) else both for kind, both in zip(known, common, strict=True)]
+        return [kind if _has_known_rank(kind) else both for kind, both in zip(known, common, strict=True)]
 
-    def _inferred_for(
+    def _infer_with_size(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, size: int | None
     ) -> list[onnx.TypeProto | None]:
         """Return the types that ONNX infers for a model of this node alone, with `size` for unknown sizes."""
@@ -219,7 +219,7 @@ class _Surveyor(Walker):
             elif isinstance(item, Value):
                 graph.input.append(onnx.ValueInfoProto(name=name, type=item.type_proto()))
             elif (kind := self.open.get(name)) is not None:
-                kind = kind if size is None else _sized(kind, size)
+                kind = kind if size is None else _with_sizes(kind, size)
                 graph.input.append(onnx.ValueInfoProto(name=name, type=kind))
             elif name in self.initial:
                 graph.initializer.append(self.initial[name])
@@ -243,7 +243,7 @@ def _constant(item: Item | None) -> bool:
     return isinstance(item, Value) and item.data is not None
 
 
-def _typed(kind: onnx.TypeProto | None) -> bool:
+def _has_known_rank(kind: onnx.TypeProto | None) -> bool:
     """Return whether a type is a tensor's, of known element type and rank, or of no tensor at all."""
     if kind is None or not kind.HasField("tensor_type"):
         return kind is not None
@@ -255,7 +255,7 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
 
     Returns None where the two are not tensors of one rank and element type.
     """
-    if one is None or other is None or not (_typed(one) and _typed(other)):
+    if one is None or other is None or not (_has_known_rank(one) and _has_known_rank(other)):
         return None
     sizes, others = _sizes(one.tensor_type), _sizes(other.tensor_type)
     if one.tensor_type.elem_type != other.tensor_type.elem_type or len(sizes) != len(others):
@@ -264,11 +264,11 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
     return helper.make_tensor_type_proto(one.tensor_type.elem_type, same)
 
 
-def _sized(
+def _with_sizes(
     kind: onnx.TypeProto | None, size: int, observed: Sequence[int] | None = None
 ) -> onnx.TypeProto | None:
     """Return the type with sizes in place of unknown ones: those of `observed`, else `size`."""
-    if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
+    if kind is None or not _has_known_rank(kind) or not kind.HasField("tensor_type"):
         return kind
     tensor = kind.tensor_type
     sizes = _sizes(tensor)

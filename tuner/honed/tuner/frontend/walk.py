@@ -72,7 +72,7 @@ class Walker:
         self.scope: Scope = {name: Unknown() for name in refused}
         for spec in self.inputs:
             self.scope[spec.name] = self.builder.input(spec.name, spec.numpy, spec.shape)
-        self.opsets = {_spelled(o.domain): o.version for o in model.opset_import} or {"": 1}
+        self.opsets = {_normalise_domain(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.model = model
         self._functions = {(f.domain, f.name): f for f in model.functions}
         self._parts = parts
@@ -114,7 +114,7 @@ class Walker:
 
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         """Put a node's outputs into the scope, or record why it is refused."""
-        domain = _spelled(node.domain)
+        domain = _normalise_domain(node.domain)
         self.builder.scope = node.name or next((o for o in node.output if o), node.op_type)
         items: Sequence[Item] = []
         try:
@@ -169,7 +169,7 @@ class Walker:
             return None
         if not worth_folding(call.op, arrays):
             return None
-        node = _renamed(call)
+        node = _rename_inputs(call)
         try:
             types = infer(node, call.opset, tensors)
             shapes = [static_shape(t) for t in types]
@@ -199,10 +199,10 @@ class Walker:
             raise NodeRefused(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
         missing = {name: "" for name in function.input if name not in scope}
-        opsets = {_spelled(o.domain): o.version for o in function.opset_import}
+        opsets = {_normalise_domain(o.domain): o.version for o in function.opset_import}
         attributes = {a.name: a for a in (*function.attribute_proto, *call.node.attribute)}
         outer = self.builder.scope
-        inner = [_prefixed(n, outer, missing) for n in function.node]
+        inner = [_prefix_names(n, outer, missing) for n in function.node]
         self._depth += 1
         try:
             self._nodes(inner, scope, opsets, attributes)
@@ -247,7 +247,7 @@ class Walker:
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
                 for inner in graph.node:
-                    self._judge_by_name(inner, _spelled(inner.domain), opsets)
+                    self._judge_by_name(inner, _normalise_domain(inner.domain), opsets)
         op = node.op_type
         if (domain, op) in RULES or (domain, op) in self._functions or (op in FLOW and not domain):
             return
@@ -256,12 +256,12 @@ class Walker:
             self._reasons.add(node, domain, opsets.get(domain, 0), UNSUPPORTED)
 
 
-def _spelled(domain: str) -> str:
+def _normalise_domain(domain: str) -> str:
     """Return ONNX's own domain as "", whichever of its two names it has."""
     return "" if domain == "ai.onnx" else domain
 
 
-def _renamed(call: NodeCall) -> onnx.NodeProto:
+def _rename_inputs(call: NodeCall) -> onnx.NodeProto:
     """Return the node with its inputs under their names in the normalised graph."""
     node = deepcopy(call.node)
     node.input[:] = [v.name if isinstance(v, Value) else "" for v in call.inputs]
@@ -301,7 +301,7 @@ def _schema_function(call: NodeCall) -> onnx.FunctionProto | None:
         types = [v.type_proto().SerializeToString() if isinstance(v, Value) else b"" for v in call.inputs]
         if versions:
             body = definition.get_context_dependent_function_with_opset_version(
-                max(versions), _renamed(call).SerializeToString(), types
+                max(versions), _rename_inputs(call).SerializeToString(), types
             )
     return onnx.FunctionProto.FromString(body) if body else None
 
@@ -320,7 +320,7 @@ def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribu
     return bound
 
 
-def _prefixed(node: onnx.NodeProto, prefix: str, missing: Mapping[str, str]) -> onnx.NodeProto:
+def _prefix_names(node: onnx.NodeProto, prefix: str, missing: Mapping[str, str]) -> onnx.NodeProto:
     copy = deepcopy(node)
     copy.name = f"{prefix}/{node.name or node.op_type}"
     copy.input[:] = [missing.get(name, name) for name in node.input]

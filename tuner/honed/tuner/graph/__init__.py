@@ -20,7 +20,7 @@ from .pairs import join_pairs
 from .products import combine_parallel_matmuls, permute_columns, slice_first, split_parts
 from .twins import fuse_horizontally
 
-__all__ = ["PASSES", "Applied", "Pass", "improve", "made_from", "passes_behind"]
+__all__ = ["PASSES", "Applied", "Pass", "improve", "origins_of", "passes_behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def improve(
     return (graph.proto() if any(a.times for a in applied) else proto), tuple(applied)
 
 
-def made_from(value: str) -> tuple[str, ...]:
+def origins_of(value: str) -> tuple[str, ...]:
     """Return the names of the values that a value may have been made from, and its own.
 
     Passes name a value after the one it replaces: `a/twins/columns` was made from `a/twins`.
@@ -83,5 +83,5 @@ def made_from(value: str) -> tuple[str, ...]:
 
 def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
     """Return the passes that made or changed a value's operator, or what it was made from."""
-    names = made_from(value)
+    names = origins_of(value)
     return tuple(one.name for one in applied if not one.values.isdisjoint(names))

@@ -33,13 +33,13 @@ def fold_chains(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with products folded into others, and how many were folded."""
     folded = 0
     while True:
-        found, fewer = _folded_once(graph.copy())
+        found, fewer = _fold_once(graph.copy())
         if not fewer:
             return graph, folded
         graph, folded = found, folded + fewer
 
 
-def _folded_once(graph: Graph) -> tuple[Graph, int]:
+def _fold_once(graph: Graph) -> tuple[Graph, int]:
     """Fold into every product that takes some in, but into none that is folded itself; count those folded."""
     changed: set[str] = set()
     replaced: Replaced = {}
@@ -60,10 +60,10 @@ def _folded_once(graph: Graph) -> tuple[Graph, int]:
 
 
 def _parts(graph: Graph, outer: Product) -> list[_Part]:
-    made, rank = graph.makers.get(outer.given), len(graph.shape(outer.given))
-    values = [outer.given]
+    made, rank = graph.makers.get(outer.source), len(graph.shape(outer.source))
+    values = [outer.source]
     if made is not None and made.op_type == "Concat" and axis_of(made, rank) == rank - 1:
-        values = list(made.input) if graph.only(outer.given) is not None else values
+        values = list(made.input) if graph.only(outer.source) is not None else values
     parts, row = [], 0
     for value in values:
         rows = graph.shape(value)[-1]
@@ -94,9 +94,9 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
         return []
     new = [deepcopy(outer.node)]
     new[0].input[1] = constants[0]
-    given = [part.inner.given if part.inner else part.value for part in parts]
+    given = [part.inner.source if part.inner else part.value for part in parts]
     if len(parts) > 1:
-        new.insert(0, _joined(graph, outer.given, given))
+        new.insert(0, _concatenate(graph, outer.source, given))
         given = [new[0].output[0]]
     new[-1].input[0] = given[0]
     if outer.addition is not None and outer.bias is not None:
@@ -105,7 +105,7 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
     return new
 
 
-def _joined(graph: Graph, like: str, given: list[str]) -> onnx.NodeProto:
+def _concatenate(graph: Graph, like: str, given: list[str]) -> onnx.NodeProto:
     """Return a concatenation along the last axis in the place of another."""
     axis = len(graph.shape(like)) - 1
     kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in given))
@@ -160,14 +160,14 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
     found = graph.copy()
     linear: dict[str, _Linear] = {}
     for node in graph.nodes:
-        made = _root(graph, node) or _followed(graph, node, linear)
+        made = _root(graph, node) or _extend(graph, node, linear)
         if made is not None:
             linear[made.value] = made
     whole = {one.root.output[0]: one for one in linear.values()}  # The last ones have the most steps
     replaced: Replaced = {}
     fewer = 0
     for name, one in whole.items():
-        new = _folded(found, one) if one.steps else []
+        new = _fold(found, one) if one.steps else []
         if new and len(new) <= len(one.steps):
             replaced |= {step.output[0]: [] for step in one.steps} | {name: new}
             fewer += 1 + len(one.steps) - len(new)
@@ -187,7 +187,7 @@ def _with_one_factor(
     """
     if node.op_type != "MatMul":
         return []
-    scaled = [found for name in node.input if (found := _scaled(graph, name)) is not None]
+    scaled = [found for name in node.input if (found := _find_factor(graph, name)) is not None]
     if len(scaled) < len(node.input) or not replaced.keys().isdisjoint(node.input):
         return []
     (first, one), (second, other) = scaled
@@ -203,7 +203,7 @@ def _with_one_factor(
     ]
 
 
-def _scaled(graph: Graph, value: str) -> tuple[str, float] | None:
+def _find_factor(graph: Graph, value: str) -> tuple[str, float] | None:
     """Return the value that `value` is a multiple of, and the constant factor.
 
     None where it is no such value.
@@ -230,7 +230,7 @@ def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:
     return _Linear(node, (), np.ones(columns), np.zeros(columns))
 
 
-def _followed(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear]) -> _Linear | None:
+def _extend(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear]) -> _Linear | None:
     """Return a linear value extended by a node that combines it with a constant, or None.
 
     Only this node may read the value.
@@ -271,7 +271,7 @@ def _by_column(graph: Graph, root: onnx.NodeProto, name: str, shape: tuple[int, 
     return found if np.isfinite(found).all() else None
 
 
-def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
+def _fold(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
     """Return the product or convolution with other weights, and an Add where there is a bias.
 
     Returns no nodes where the type of the weights cannot hold the new ones.
@@ -309,7 +309,7 @@ def fold_pads(graph: Graph) -> tuple[Graph, int]:
         else node
         for node in graph.nodes
     ]
-    return graph.tidied(nodes), len(folded)
+    return graph.tidy(nodes), len(folded)
 
 
 def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:

@@ -70,7 +70,7 @@ def usually(graph: onnx.GraphProto) -> Exemptions:
     return Exemptions(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
 
 
-def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
+def assign_types(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
     """Return what is in float32: the operators kept, what follows from their values, and inputs they read."""
     single = singles(graph)
     constants = {t.name for t in graph.initializer}
@@ -106,20 +106,20 @@ class _Casts:
         self._graph = graph
         self._wide = keep.wide
         self._single = singles(graph)
-        self._typed = typed(graph, keep)
+        self._typed = assign_types(graph, keep)
         self._constants = {t.name: t for t in graph.initializer}
         self._known = {i.name: i for i in (*graph.input, *graph.output, *graph.value_info)}
         self._made: set[str] = set()
         self._kept = set(self._typed.values)
 
     def put(self) -> frozenset[str]:
-        nodes = [new for node in self._graph.node for new in self._rewritten(node)]
+        nodes = [new for node in self._graph.node for new in self._rewrite(node)]
         ordered = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
         del self._graph.node[:]
         self._graph.node.extend(ordered)
         return frozenset(self._kept)
 
-    def _rewritten(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    def _rewrite(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         result = node.output[0]
         in_single = result in self._typed.nodes
         for index, name in enumerate(node.input):
@@ -155,7 +155,7 @@ class _Casts:
             self._kept.add(name)
 
 
-def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
+def saturate(array: Array, to: type[np.floating[Any]]) -> Array:
     """Return the array in the type `to`, with finite values kept finite.
 
     This keeps masks of -1e9 usable in fp16.

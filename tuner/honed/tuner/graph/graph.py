@@ -155,7 +155,7 @@ class Graph:
         kind = self.types[given].along(axis, end - start)
         return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
 
-    def reversed(self, given: str, output: str, axis: int) -> onnx.NodeProto:
+    def reverse(self, given: str, output: str, axis: int) -> onnx.NodeProto:
         """Return a Slice of one whole axis backwards that makes `output`."""
         inputs = self._ints(output, -1, -self.shape(given)[axis] - 1, axis, -1)
         return self.node("Slice", (given, *inputs), output, self.types[given])
@@ -166,9 +166,9 @@ class Graph:
 
     def replacing(self, replaced: Replaced) -> Graph:
         """Return the graph with other nodes in the place of those that make these values."""
-        return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
+        return self.tidy(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
 
-    def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
+    def tidy(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
         """Return the graph of other nodes, in any order, without those that no output needs.
 
         The order is kept as far as it is topological. Raises ValueError where no order is.

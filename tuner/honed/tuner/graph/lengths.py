@@ -222,7 +222,7 @@ def _lengths(graph: Graph) -> list[int]:
     return [length for length, count in found.most_common() if count >= _SHARE * total]
 
 
-def _rounded(length: int) -> int:
+def _round_up(length: int) -> int:
     multiple = next(multiple for least, multiple in _ROUND if length >= least)
     return -(-length // multiple) * multiple
 
@@ -233,7 +233,7 @@ class _Rewriting:
     def __init__(self, graph: Graph, length: int) -> None:
         self._old = graph
         self._graph = graph.copy()
-        self._length, self._more = length, _rounded(length)
+        self._length, self._more = length, _round_up(length)
         self._axes: dict[str, Axes] = {}  # Axes of values that are rounded up
         self._made: dict[tuple[str, frozenset[int]], str] = {}
         self._nodes: list[onnx.NodeProto] = []
@@ -250,7 +250,7 @@ class _Rewriting:
             self._take(node)
         for name in self._old.outputs:
             self._version(name, frozenset())
-        return self._graph.tidied(self._nodes)
+        return self._graph.tidy(self._nodes)
 
     def _take(self, node: onnx.NodeProto) -> None:
         given = tuple(self._axes.get(name, {}) for name in node.input)
@@ -266,10 +266,10 @@ class _Rewriting:
         name = node.output[0]
         operands = [self._version(*one) for one in zip(node.input, found.operands, strict=True)]
         if found.masked is not None:
-            operands[0] = self._masked(operands[0], found.masked, f"{name}/scores")
+            operands[0] = self._mask(operands[0], found.masked, f"{name}/scores")
         made = deepcopy(node)
         made.input[:] = operands
-        made.output[0] = made.name = self._named(name, found.result)
+        made.output[0] = made.name = self._new_name(name, found.result)
         kind = self._old.types[name]
         shape = tuple(self._more if n in found.result else extent for n, extent in enumerate(kind.shape))
         if node.op_type == "Reshape":
@@ -281,7 +281,7 @@ class _Rewriting:
             self._axes[name] = found.result
             self._made[name, frozenset(found.result)] = made.name
 
-    def _named(self, name: str, axes: Iterable[int]) -> str:
+    def _new_name(self, name: str, axes: Iterable[int]) -> str:
         """Return the name of a value: its own where none of its axes is rounded up."""
         return self._graph.unique(f"{name}/rounded") if set(axes) else name
 
@@ -291,10 +291,10 @@ class _Rewriting:
         if axes == (frozenset() if name in self._old.inputs else frozenset(there)):
             return self._made.get((name, axes), name)
         if (name, axes) not in self._made:
-            self._made[name, axes] = self._changed(name, axes)
+            self._made[name, axes] = self._change(name, axes)
         return self._made[name, axes]
 
-    def _changed(self, name: str, axes: frozenset[int]) -> str:
+    def _change(self, name: str, axes: frozenset[int]) -> str:
         if name in self._old.constants:
             array = self._old.constants[name]
             for axis in axes:
@@ -308,7 +308,7 @@ class _Rewriting:
         steps = [*((axis, False) for axis in has - axes), *((axis, True) for axis in axes - has)]
         for n, (axis, longer) in enumerate(sorted(steps)):
             last = n == len(steps) - 1
-            to = self._named(name, axes) if last else self._graph.unique(f"{name}/part")
+            to = self._new_name(name, axes) if last else self._graph.unique(f"{name}/part")
             if longer:
                 self._nodes += self._longer(value, to, axis)
             else:
@@ -325,7 +325,7 @@ class _Rewriting:
             "Concat", parts, to, self._graph.types[value].along(axis, self._more), axis=axis
         )
 
-    def _masked(self, value: str, axis: int, to: str) -> str:
+    def _mask(self, value: str, axis: int, to: str) -> str:
         """Return the value with the lowest number of its type added beyond the last element of an axis."""
         kind = self._graph.types[value]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem)

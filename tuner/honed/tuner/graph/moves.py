@@ -38,7 +38,7 @@ def join_moves(graph: Graph) -> tuple[Graph, int]:
         for source, nodes in reversed(_trees(graph, value, order)):
             turn = _turn(graph, source, nodes, value)
             if turn is not None:
-                replaced[value] = _turned(found, source, value, *turn)
+                replaced[value] = _transpose(found, source, value, *turn)
                 dropped.add(value)
                 needed.add(source)
                 break
@@ -78,7 +78,7 @@ def _turn(
         return None
     places = {source: np.arange(count, dtype=np.int32).reshape(graph.shape(source))}
     for node in nodes:
-        places[node.output[0]] = _moved(graph, node, places)
+        places[node.output[0]] = _move_places(graph, node, places)
     axes = _axes(places[value].reshape(-1))
     if axes is None:
         return None
@@ -92,7 +92,7 @@ def _turn(
     return tuple(axes[n][0] for n in outer_first), [outer_first.index(n) for n in range(len(axes))]
 
 
-def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
+def _move_places(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
     """Return the places of elements after a node that moves them."""
     given = places[node.input[0]]
     if node.op_type == "Reshape":
@@ -126,7 +126,7 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
     return found[::-1]
 
 
-def _turned(
+def _transpose(
     graph: Graph, source: str, value: str, extents: Shape, perm: Sequence[int]
 ) -> list[onnx.NodeProto]:
     """Return nodes that make `value` from `source`.
@@ -150,7 +150,7 @@ def join_norms(graph: Graph) -> tuple[Graph, int]:
     found = graph.copy()
     made = [one for node in graph.nodes if (one := _norm(graph, found, node)) is not None]
     replaced = {one.output[0]: one for one in made}
-    return found.tidied(replaced.get(node.output[0], node) for node in graph.nodes), len(made)
+    return found.tidy(replaced.get(node.output[0], node) for node in graph.nodes), len(made)
 
 
 def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
@@ -166,12 +166,12 @@ def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | Non
         return None
     given, mean = centred.input
     shifted = made.get(deviation.input[0])
-    if _meant(graph, made.get(mean)) != given or shifted is None or shifted.op_type != "Add":
+    if _mean_source(graph, made.get(mean)) != given or shifted is None or shifted.op_type != "Add":
         return None
     variance, epsilon = shifted.input
     if variance in graph.constants:
         variance, epsilon = epsilon, variance
-    square = made.get(_meant(graph, made.get(variance)))
+    square = made.get(_mean_source(graph, made.get(variance)))
     if square is None or square.op_type != "Mul" or set(square.input) != {centred.output[0]}:
         return None
     inner = (mean, square.output[0], variance, shifted.output[0], deviation.output[0])
@@ -186,7 +186,7 @@ def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | Non
     return to.node("LayerNormalization", inputs, value, kind, axis=len(kind.shape) - 1, epsilon=least)
 
 
-def _meant(graph: Graph, node: onnx.NodeProto | None) -> str:
+def _mean_source(graph: Graph, node: onnx.NodeProto | None) -> str:
     """Return the value whose mean along rows a node computes, by its shape; empty for other nodes."""
     if node is None or node.op_type != "ReduceMean":
         return ""

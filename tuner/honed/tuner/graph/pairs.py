@@ -46,10 +46,10 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
     places = {node.output[0]: n for n, node in enumerate(graph.nodes)}
     joined = 0
     for first, second in _neighbours(graph):
-        pair = _grown(graph, places, first, second)
+        pair = _grow(graph, places, first, second)
         ends = _ends(graph, pair)
         if pair.computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
-            replaced |= _replaced(found, pair, *ends)
+            replaced |= _replace(found, pair, *ends)
             joined += 1
     return found.replacing(replaced), joined
 
@@ -79,7 +79,7 @@ def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
     return axes[0], starts[0], ends[0]
 
 
-def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
+def _grow(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
     """Return the largest region that two slices have in common; `places` are those of nodes in the graph."""
     pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
     bounds = _bounds(graph, first)
@@ -137,7 +137,7 @@ def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
     if node.op_type == "Transpose":
         return perm_of(node).index(axis)
     if node.op_type == "Reshape":
-        return _reshaped_axis(graph.shape(given), axis, shape)
+        return _find_axis_after(graph.shape(given), axis, shape)
     if node.op_type == "Slice" and _bounds(graph, node) is not None:
         return axis if graph.numbers(rest[2]) != [axis] else None
     if node.op_type == "Concat" and len(axes) == 1 and all(name in pair.others for name in node.input):
@@ -164,7 +164,7 @@ def _extent(shape: Shape, axis: int) -> int:
     return shape[axis] if -axis <= len(shape) else 1
 
 
-def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
+def _find_axis_after(before: Shape, axis: int, after: Shape) -> int | None:
     """Return the axis along which parts are joined after a reshape of each; None where there is none."""
     outer = math.prod(before[:axis])
     return next((n for n, extent in enumerate(after) if math.prod(after[:n]) == outer and extent > 1), None)
@@ -212,7 +212,7 @@ def _transpose(graph: Graph, value: str) -> onnx.NodeProto | None:
     return node if node is not None and node.op_type == "Transpose" else None
 
 
-def _replaced(graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None) -> Replaced:
+def _replace(graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None) -> Replaced:
     """Return what replaces the nodes of both slices, by the values of these nodes."""
     names = {name: graph.unique(f"{name}/pairs") for name in pair.others}
     replaced: Replaced = {name: [] for pair_of in pair.others.items() for name in pair_of}

@@ -23,14 +23,14 @@ WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The product of `given` and the constant `weight` [k, n], plus the constant `bias` [n], if there is one.
+    """The product of `source` and a constant `weight` [k, n], plus a constant `bias` [n] if there is one.
 
     `value` is its result: that of `addition` where there is a bias, else of `node`.
     """
 
     node: onnx.NodeProto
     addition: onnx.NodeProto | None
-    given: str
+    source: str
     weight: str
     bias: str | None
 
@@ -85,12 +85,14 @@ def slice_first(graph: Graph) -> tuple[Graph, int]:
     for node in graph.nodes:
         slices = graph.uses(node.output[0])
         if node.op_type == "Transpose" and len(slices) > 1 and all(s.op_type == "Slice" for s in slices):
-            replaced |= {s.output[0]: _turned(found, node, s) for s in slices}
+            replaced |= {s.output[0]: _slice_before_transpose(found, node, s) for s in slices}
             moved += 1
     return found.replacing(replaced), moved
 
 
-def _turned(graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _slice_before_transpose(
+    graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto
+) -> list[onnx.NodeProto]:
     """Return a Slice of a Transpose's input, and a Transpose of the result."""
     perm = perm_of(transpose)
     axes = np.array([perm[axis] for axis in graph.numbers(node.input[3])], np.int64)
@@ -125,7 +127,7 @@ def permute_columns(graph: Graph) -> tuple[Graph, int]:
     replaced: Replaced = {}
     splits = [split for node in graph.nodes if (split := _split(graph, node)) is not None]
     for split in splits:
-        replaced |= _permuted(found, split)
+        replaced |= _permute(found, split)
     return found.replacing(replaced), len(splits)
 
 
@@ -146,7 +148,7 @@ def _split(graph: Graph, node: onnx.NodeProto) -> _Split | None:
     return _Split(made, reshape, slices, shape[len(rows) :], axis - len(rows))
 
 
-def _permuted(graph: Graph, split: _Split) -> Replaced:
+def _permute(graph: Graph, split: _Split) -> Replaced:
     """Return the replacements of the product, its bias and the slices, by their values."""
     made, width = split.product, math.prod(split.extents) // split.extents[split.along]
     node = _with_columns(graph, made.node, made.weight, split)
@@ -183,17 +185,17 @@ def split_parts(graph: Graph) -> tuple[Graph, int]:
     """
     found = graph.copy()
     products = [one for node in graph.nodes if (one := product(graph, node)) is not None]
-    siblings = {(one.given, one.bias is not None) for one in products if _moved(graph, one)}
+    siblings = {(one.source, one.bias is not None) for one in products if _is_moved(graph, one)}
     replaced: Replaced = {}
     split = 0
     for one in products:
-        joined = graph.makers.get(one.given)
-        if joined is None or not _joins_rows(graph, joined) or graph.only(one.given) is None:
+        joined = graph.makers.get(one.source)
+        if joined is None or not _joins_rows(graph, joined) or graph.only(one.source) is None:
             continue
         kept = [n for n, value in enumerate(joined.input) if (value, one.bias is not None) in siblings]
         if kept:
             replaced |= {one.node.output[0]: []} | {
-                one.value: _summed(found, one, list(joined.input), kept[0])
+                one.value: _sum_products(found, one, list(joined.input), kept[0])
             }
             split += 1
     return found.replacing(replaced), split
@@ -207,7 +209,7 @@ def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
     return axis_of(node, rank) == rank - 1
 
 
-def _summed(graph: Graph, one: Product, parts: list[str], sibling: int) -> list[onnx.NodeProto]:
+def _sum_products(graph: Graph, one: Product, parts: list[str], sibling: int) -> list[onnx.NodeProto]:
     """Return the nodes that replace a product of two parts; the bias goes to the part that has a sibling."""
     kind, weight = graph.types[one.value], graph.constants[one.weight]
     border = graph.shape(parts[0])[-1]
@@ -238,35 +240,35 @@ def combine_parallel_matmuls(graph: Graph) -> tuple[Graph, int]:
     families: dict[tuple[str, bool], list[Product]] = {}
     for node in graph.nodes:
         one = product(graph, node)
-        if one is not None and _moved(graph, one):
-            families.setdefault((one.given, one.bias is not None), []).append(one)
+        if one is not None and _is_moved(graph, one):
+            families.setdefault((one.source, one.bias is not None), []).append(one)
     replaced: Replaced = {}
     gone = 0
     for family in families.values():
         if len(family) > 1:
-            replaced |= _combined(found, family)
+            replaced |= _combine(found, family)
             gone += len(family) - 1
     return found.replacing(replaced), gone
 
 
-def _moved(graph: Graph, one: Product) -> bool:
+def _is_moved(graph: Graph, one: Product) -> bool:
     """Return whether a product is only moved, with whatever shape, or added to another product."""
     readers = graph.uses(one.value)
     if len(readers) == 1 and readers[0].op_type == "Add":
-        return _added_to_product(graph, readers[0], one)
+        return _is_added_to_product(graph, readers[0], one)
     while len(readers) == 1 and readers[0].op_type == "Reshape":
         readers = graph.uses(readers[0].output[0])
     return bool(readers) and all(reader.op_type in _MOVING for reader in readers)
 
 
-def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
+def _is_added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
     """Return whether an Add adds a product, in its own shape, to a MatMul's result for another value."""
     same = graph.types[node.output[0]] == graph.types[one.value]
     makers = [graph.makers[name] for name in node.input if name in graph.makers]
-    return same and any(n.op_type == "MatMul" and n.input[0] != one.given for n in makers)
+    return same and any(n.op_type == "MatMul" and n.input[0] != one.source for n in makers)
 
 
-def _combined(graph: Graph, family: list[Product]) -> Replaced:
+def _combine(graph: Graph, family: list[Product]) -> Replaced:
     """Return the replacements of the first product and of each value."""
     first = family[0]
     rows = graph.shape(first.value)[:-1]
@@ -275,7 +277,7 @@ def _combined(graph: Graph, family: list[Product]) -> Replaced:
     weights = np.concatenate([graph.constants[one.weight] for one in family], axis=1)
     weight = graph.constant(weights, f"{first.weight}/combined")
     name = graph.unique(f"{first.node.output[0]}/combined")
-    new = [graph.node("MatMul", [first.given, weight], name, kind)]
+    new = [graph.node("MatMul", [first.source, weight], name, kind)]
     if first.bias is not None:
         parts = [graph.constants[one.bias].reshape(-1) for one in family if one.bias is not None]
         bias = graph.constant(np.concatenate(parts), f"{first.bias}/combined")
@@ -287,13 +289,13 @@ def _combined(graph: Graph, family: list[Product]) -> Replaced:
     for one, width in zip(family, widths, strict=True):
         if one.addition is not None:
             replaced[one.node.output[0]] = []
-        replaced |= _taken(graph, name, one.value, slice(start, start + width))
+        replaced |= _slice_columns(graph, name, one.value, slice(start, start + width))
         replaced[one.value] = [*new, *replaced.get(one.value, [])]
         new, start = [], start + width
     return replaced
 
 
-def _taken(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
+def _slice_columns(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
     """Return slices of the combined product in the place of a value, or of the slices of its columns."""
     axis, readers = len(graph.shape(value)) - 1, graph.uses(value)
     if not readers or not all(_takes_columns(graph, reader, axis) for reader in readers):

@@ -144,7 +144,7 @@ class _GroupFinder:
         if len(nodes) < 2 or elements > _MOST_ELEMENTS:
             return
         if any(name in self.member for name in nodes[0].input):
-            nodes = self._ordered(nodes)
+            nodes = self._order(nodes)
         elif not _weighs(self.graph, nodes[0]) or len({node.input[0] for node in nodes}) < len(nodes):
             nodes = []
         if not nodes:
@@ -153,7 +153,7 @@ class _GroupFinder:
             self.member[node.output[0]] = len(self.groups), place
         self.groups.append(Group(tuple(nodes), given))
 
-    def _ordered(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    def _order(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """Return nodes in the order of the twins that they follow.
 
         They follow by an operand of which each reads another twin. Returns no nodes where there is no such
@@ -213,7 +213,7 @@ def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
     readers = _readers(graph)
     kept: set[int] = set()
     for region in _regions(groups):
-        kept |= _trimmed(graph, groups, region, readers)
+        kept |= _trim(graph, groups, region, readers)
     return [group for n, group in enumerate(groups) if n in kept]
 
 
@@ -239,9 +239,7 @@ def _regions(groups: Sequence[Group]) -> list[set[int]]:
     return list({id(found): found for found in region.values()}.values())
 
 
-def _trimmed(
-    graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]
-) -> set[int]:
+def _trim(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> set[int]:
     """Return the region without the ends that do not pay; empty where nothing left saves launches."""
     best, most = set(region), _gain(graph, groups, region, readers)
     trials = _MOST_LOOKED_AT // len(region)
@@ -297,7 +295,7 @@ def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict
         saved += (len(group.nodes) - 1) * (group.nodes[0].op_type in LAUNCHED)
         for position, role in enumerate(group.roles):
             names = group.operand(position)
-            if shared(names, role):
+            if is_shared(names, role):
                 single.update(name for name in names if name in place)
             elif not _free(graph, chosen, place, names):
                 stacks.add(names)
@@ -308,7 +306,7 @@ def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict
     return saved - len(stacks) - len(single) - elements // _ELEMENTS
 
 
-def shared(names: Sequence[str], role: Role) -> bool:
+def is_shared(names: Sequence[str], role: Role) -> bool:
     """Return whether all twins read one value that need not be repeated."""
     return role is Role.SAME or (role is not Role.STACKED and len(set(names)) == 1)
 
@@ -325,7 +323,7 @@ def fuse_horizontally(graph: Graph) -> tuple[Graph, int]:
     groups = worthwhile(graph, find_groups(graph))
     if not groups:
         return graph, 0
-    return _Merger(graph.copy(), groups, places(groups)).merged(), len(groups)
+    return _Merger(graph.copy(), groups, places(groups)).merge(), len(groups)
 
 
 @dataclass(slots=True)
@@ -336,7 +334,7 @@ class _Merger:
     stacks: dict[tuple[str, ...], str] = field(default_factory=dict)
     made: list[onnx.NodeProto] = field(default_factory=list)
 
-    def merged(self) -> Graph:
+    def merge(self) -> Graph:
         for group in self.groups:
             first = group.values[0]
             kind = self.graph.types[first]
@@ -352,7 +350,7 @@ class _Merger:
                 self.made.append(self._merge(group))
             # The name of this twin's value serves readers of it alone; it is dropped without any.
             self.made.append(self.graph.slice(self.stacks[group.values], node.output[0], 0, twin, twin + 1))
-        return self.graph.tidied(self.made)
+        return self.graph.tidy(self.made)
 
     def _merge(self, group: Group) -> onnx.NodeProto:
         node = deepcopy(group.nodes[0])
@@ -367,11 +365,11 @@ class _Merger:
 
     def _operand(self, names: tuple[str, ...], role: Role, rank: int) -> str:
         """Return the name of an operand for all twins."""
-        if shared(names, role):
+        if is_shared(names, role):
             return names[0]
         if role is Role.STACKED or len(self.graph.shape(names[0])) == rank:
             return self._stack(names)
-        return self._aligned(names, rank)
+        return self._align(names, rank)
 
     def _stack(self, names: tuple[str, ...]) -> str:
         """Return values with a leading axis of 1, stacked along it."""
@@ -386,7 +384,7 @@ class _Merger:
             else:
                 order = [self.place[n][1] for n in names]
                 if order == list(range(len(source.nodes)))[::-1]:
-                    self.made.append(self.graph.reversed(self.stacks[source.values], name, 0))
+                    self.made.append(self.graph.reverse(self.stacks[source.values], name, 0))
                 else:
                     indices = self.graph.constant(np.array(order, np.int64), f"{name}/order")
                     given = (self.stacks[source.values], indices)
@@ -400,16 +398,16 @@ class _Merger:
         number = found.pop()
         return self.groups[number] if number >= 0 and not found else None
 
-    def _aligned(self, names: tuple[str, ...], rank: int) -> str:
+    def _align(self, names: tuple[str, ...], rank: int) -> str:
         """Return values of a lower rank stacked for broadcasting: with leading axes of 1."""
         shape = self.graph.shape(names[0])
         ones = (1,) * (rank - len(shape))
         if shape[:1] == (1,):
             stacked = self._stack(names)
-            return self._reshaped(stacked, (len(names), *ones, *shape[1:]))
-        return self._stack(tuple(self._reshaped(name, (*ones, *shape)) for name in names))
+            return self._reshape(stacked, (len(names), *ones, *shape[1:]))
+        return self._stack(tuple(self._reshape(name, (*ones, *shape)) for name in names))
 
-    def _reshaped(self, name: str, shape: Shape) -> str:
+    def _reshape(self, name: str, shape: Shape) -> str:
         output = self.graph.unique(f"{name}/aligned")
         if name in self.graph.constants:
             return self.graph.constant(self.graph.constants[name].reshape(shape), output)

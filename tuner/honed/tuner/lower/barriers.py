@@ -77,7 +77,7 @@ class _Walk:
         end = next((n for n, t in enumerate(rest[1:], 1) if t == "__kernel"), len(rest))
         self.kernel = next((name for kind, name in pairwise(rest[:64]) if kind == "void"), "?")
         self.uniform, self.left_under = set(), ""
-        self.reassigned = _reassigned(rest[:end])
+        self.reassigned = _find_reassigned(rest[:end])
         self.at += 1
 
     def _block(self, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
@@ -104,7 +104,7 @@ class _Walk:
 
     def _conditional(self, kind: str, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
         self.at += 1
-        header = self._parenthesised()
+        header = self._take_parenthesised()
         if kind == "for":
             self._assign(header[: header.index(";")] if ";" in header else header, bool(under))
         inner = under if self._is_uniform(header) else (*under, " ".join(header))
@@ -113,7 +113,7 @@ class _Walk:
             self.at += 1
             yield from self._statement(inner)
 
-    def _parenthesised(self) -> list[str]:
+    def _take_parenthesised(self) -> list[str]:
         start, depth = self.at + 1, 0
         while self.at < len(self.tokens):
             depth += {"(": 1, ")": -1}.get(self.tokens[self.at], 0)
@@ -166,7 +166,7 @@ def _target(statement: list[str]) -> str | None:
     return None
 
 
-def _reassigned(tokens: list[str]) -> set[str]:
+def _find_reassigned(tokens: list[str]) -> set[str]:
     """Return variables assigned more than once outside for headers; their value depends on the path taken."""
     seen: set[str] = set()
     twice: set[str] = set()

@@ -19,7 +19,7 @@ from honed.runtime.compiled.model import CPU_PART
 
 from .functions.fusing import Joins, move_of, never
 from .functions.legalize import ALL_PASSES, FusionPasses, legalize
-from .functions.updates import kept
+from .functions.updates import parameters_kept
 from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan
 from .program import (
@@ -31,7 +31,7 @@ from .program import (
     Program,
     ValueView,
     Within,
-    moved_in_place,
+    move_in_place,
 )
 from .schedule import SERIAL, default_kernels
 from .target import alignment_of, target_for
@@ -110,7 +110,7 @@ def legal_model(
     legal, traced = legalize(module, profile, joins, passes)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
-    program = moved_in_place(read_program(legal, operators), alignment_of(profile))
+    program = move_in_place(read_program(legal, operators), alignment_of(profile))
     called = dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall))
     constants = constant_parameters(program)
     functions = {name: mark_constants(legal[name], constants[name], profile) for name in called}
@@ -142,7 +142,7 @@ def lower_module(
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
     alike: dict[int, dict[str, tuple[str, str]]] = {}
-    for name, task in _named(called).items():
+    for name, task in _assign_names(called).items():
         alike.setdefault(form_key(called[name]), {})[name] = task
     with ForkPool(min(processes, len(alike)), tools) as forked:
         jobs = [(names, forked.begin(_lower_alike, names)) for names in alike.values()]
@@ -159,7 +159,7 @@ def lower_module(
     )
 
 
-def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
+def _assign_names(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
     """Return, by function, its task and the name that its kernels get."""
     found: dict[str, tuple[str, str]] = {}
     taken: set[str] = set()
@@ -389,7 +389,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             outputs=tuple(s.value for s in outputs),
             operators=reader.operators.get(var, ()),
             moves=_moves(reader, function, inputs, outputs),
-            keeps=tuple(inputs[place].value for place in kept(reader.module[function])),
+            keeps=tuple(inputs[place].value for place in parameters_kept(reader.module[function])),
         )
     )
 

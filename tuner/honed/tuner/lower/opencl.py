@@ -26,7 +26,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import Dialect, print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
+from .statements import is_call, lookup_tables, memory_by_buffer, memory_of, nodes, parts, rebuild
 from .sums import stage_sums
 
 # Returns one source for kernels by entry name, which are already split from host code.
@@ -153,7 +153,7 @@ def _without(stmt: tirx.Stmt, inner: list[ir.Var]) -> tirx.Stmt:
         return tirx.Evaluate(0)
     if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
         return stmt
-    return rebuilt(stmt, [_without(part, inner) for part in parts(stmt)])
+    return rebuild(stmt, [_without(part, inner) for part in parts(stmt)])
 
 
 def _is_kernel(func: tirx.PrimFunc) -> bool:
@@ -175,7 +175,7 @@ def _read_host(
     launches: list[KernelLaunch] = []
     for statement in _statements(host.body):
         if isinstance(statement, tirx.DeclBuffer):
-            memory[statement.buffer] = memory[_behind(statement.data)]
+            memory[statement.buffer] = memory[_memory_of(statement.data)]
         elif isinstance(statement, tirx.Evaluate) and is_call(statement.value, "tirx.call_ffi_kernel"):
             launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
@@ -191,8 +191,8 @@ def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
     return [body]
 
 
-def _behind(pointer: ir.Expr) -> ir.Var:
-    found = behind(pointer)
+def _memory_of(pointer: ir.Expr) -> ir.Var:
+    found = memory_of(pointer)
     if not isinstance(found, ir.Var):
         raise LoweringFailed("a kernel takes an argument that is no buffer")
     return found
@@ -224,7 +224,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
     types, nbytes = _arguments(kernel)
     return KernelLaunch(
         entry=entry,
-        args=tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count]),
+        args=tuple(memory[_memory_of(pointer)] for pointer in call.args[1 : 1 + count]),
         arg_types=types,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
@@ -250,13 +250,13 @@ def _operations(stmt: tirx.Stmt) -> int:
 
 def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
     """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves."""
-    pointer_of = memory_behind(kernel.body)
+    pointer_of = memory_by_buffer(kernel.body)
     elements: dict[ir.Var, int] = {}
     for buffer, pointer in pointer_of.items():
         elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(buffer.shape)))
     read = {pointer_of.get(n.source, n.source) for n in nodes(kernel.body, ir.TensorLoad)}
     written = {pointer_of.get(n.buffer, n.buffer) for n in nodes(kernel.body, tirx.BufferStore)}
-    tables = looked_up(kernel.body, pointer_of)
+    tables = lookup_tables(kernel.body, pointer_of)
     results = max((elements.get(pointer, 0) for pointer in kernel.params if pointer in written), default=0)
     found, nbytes = [], 0
     for pointer in kernel.params:

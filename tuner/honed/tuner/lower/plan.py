@@ -63,7 +63,7 @@ def prepared_steps(
     within = {n for n in range(len(buffers)) if family_of(buffers, n) in shared}
     chosen = {n: step for n, step in enumerate(steps) if step is not None}
     while True:
-        refused = _refused(chosen, _changing(steps, chosen) | within, buffers, room, alignment)
+        refused = _find_unpreparable(chosen, _changing(steps, chosen) | within, buffers, room, alignment)
         if not refused:
             return frozenset(chosen)
         chosen = {n: step for n, step in chosen.items() if n not in refused}
@@ -84,7 +84,7 @@ def _changing(steps: Sequence[Sequence[Use] | None], chosen: Container[int]) -> 
     return found
 
 
-def _refused(
+def _find_unpreparable(
     chosen: Mapping[int, Sequence[Use]],
     changing: Container[int],
     buffers: Sequence[Buffer],

@@ -145,7 +145,7 @@ class Program:
 _Places = Mapping[int, int]  # Bytes from the start of their block, by value
 
 
-def moved_in_place(program: Program, alignment: int) -> Program:
+def move_in_place(program: Program, alignment: int) -> Program:
     """Return the program without the calls that move values which can lie in place, each in its block.
 
     Blocks begin, and values lie in them, at multiples of `alignment` (bytes). A call stays where an input, an
@@ -189,8 +189,8 @@ class _Blocks:
 
     def take(self, call: FunctionCall) -> bool:
         """Place a call's values in place, where they can be; return whether that was done."""
-        places = self._joined(call.moves)
-        if places is None or not self._allowed(places, self.moved | set(call.outputs)):
+        places = self._join(call.moves)
+        if places is None or not self._is_allowed(places, self.moved | set(call.outputs)):
             return False
         self.moved.update(call.outputs)
         self.block_of.update(dict.fromkeys(places, places))
@@ -204,7 +204,7 @@ class _Blocks:
             for places in distinct.values()
         )
 
-    def _joined(self, moves: Iterable[Within]) -> _Places | None:
+    def _join(self, moves: Iterable[Within]) -> _Places | None:
         """Return the blocks of all moved values as one block; None where a value would lie at two places."""
         found: dict[int, int] = {}
         for move in moves:
@@ -218,7 +218,7 @@ class _Blocks:
         start = min(found.values(), default=0)
         return {value: at - start for value, at in found.items()}
 
-    def _allowed(self, places: _Places, moved: set[int]) -> bool:
+    def _is_allowed(self, places: _Places, moved: set[int]) -> bool:
         values = self.program.values
         spans = {value: range(at, at + values[value].nbytes) for value, at in places.items()}
         computed = sorted((span.start, span.stop) for value, span in spans.items() if value not in moved)

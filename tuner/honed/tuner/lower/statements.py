@@ -22,7 +22,7 @@ def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return []
 
 
-def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
+def rebuild(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
     """Return the statement with other parts, as many as `parts` returns; itself where they are unchanged."""
     if all(new.same_as(old) for new, old in zip(within, parts(stmt), strict=True)):
         return stmt
@@ -44,12 +44,16 @@ def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
     )
 
 
-def replaced(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
+def replace_statement(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
     """Return the statement with `new` in place of this very `old` (compared by identity)."""
-    return new if stmt.same_as(old) else rebuilt(stmt, [replaced(part, old, new) for part in parts(stmt)])
+    return (
+        new
+        if stmt.same_as(old)
+        else rebuild(stmt, [replace_statement(part, old, new) for part in parts(stmt)])
+    )
 
 
-def substituted(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
+def substitute(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
     """Return the statement with variables replaced by expressions."""
     return structural_map(stmt, [(ir.Var, lambda var: values.get(var, var))])
 
@@ -75,10 +79,10 @@ def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
     return nodes(root, ir.TensorLoad)
 
 
-def looked_up(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None = None) -> set[ir.Var]:
+def lookup_tables(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None = None) -> set[ir.Var]:
     """Return the buffers that are read only at places that other loads give.
 
-    With `memory` return the memory that holds them (`memory_behind`).
+    With `memory` return the memory that holds them (`memory_by_buffer`).
     """
     found: dict[ir.Var, bool] = {}
     for load in loads(root):
@@ -87,7 +91,7 @@ def looked_up(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None 
     return {source for source, given in found.items() if given}
 
 
-def reached(root: tirx.Stmt) -> dict[ir.Var, int]:
+def count_reached(root: tirx.Stmt) -> dict[ir.Var, int]:
     """Return how many elements of each buffer the blocks of a function reach: those of a box around them."""
     boxes: dict[ir.Var, list[tuple[int, int]]] = {}
     for block in nodes(root, s_tir.SBlock):
@@ -119,15 +123,15 @@ def is_call(expr: object, name: str) -> bool:
     return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")) == name
 
 
-def behind(data: ir.Expr) -> ir.Expr:
+def memory_of(data: ir.Expr) -> ir.Expr:
     """Return the buffer, or the pointer argument, that holds the data of a declared buffer."""
     return data.args[0] if is_call(data, "tirx.buffer_data") else data
 
 
-def memory_behind(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
+def memory_by_buffer(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
     """Return, by each declared buffer of a kernel, the allocated one or the pointer argument it is in."""
     found: dict[ir.Var, ir.Var] = {}
     for node in nodes(body, tirx.DeclBuffer):
-        source = behind(node.data)
+        source = memory_of(node.data)
         found[node.buffer] = found.get(source, source)
     return found

@@ -19,7 +19,7 @@ from tvm import ir, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal
 
-from .statements import loads, nodes, parts, rebuilt, reduced_axes, replaced, substituted, uses
+from .statements import loads, nodes, parts, rebuild, reduced_axes, replace_statement, substitute, uses
 
 LONGEST = 256  # Terms that one accumulator takes; longer sums are added up in blocks
 BLOCK = 128  # Most terms of a block
@@ -119,7 +119,7 @@ def find(loop: tirx.For, *, pairs: bool = False) -> LongSum | None:
             and len(inits) <= 1
             and all(_is_init(o, leaf, summed) for o in inits)
             and _accesses(loop, leaf.stmt.buffer) == 2 + len(inits)
-            and _known_outside(leaf, loop, summed)
+            and _is_known_outside(leaf, loop, summed)
         ):
             return LongSum(leaf, term, summed, *place, init=inits[0] if inits else None)
     return None
@@ -292,7 +292,7 @@ def _first_of(condition: ir.Expr) -> ir.Var | None:
     return None
 
 
-def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bool:
+def _is_known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bool:
     """Return whether the element added to, and the time of adding, are known outside the loops over terms.
 
     A condition may depend on the terms or on the element, but not on both.
@@ -332,7 +332,7 @@ def stage_sums(*, pairs: bool = False) -> tvm.transform.Pass:
     """
 
     def stage(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
-        body = _staged(func.body, pairs=pairs)
+        body = _stage(func.body, pairs=pairs)
         return func if body.same_as(func.body) else func.with_body(body)
 
     return tirx.transform.prim_func_pass(stage, opt_level=0, name="honed.StageSums")
@@ -356,17 +356,17 @@ def in_stages(func: tirx.PrimFunc, *, pairs: bool = False) -> ir.IRModule:
     return lowered(ir.IRModule({"main": func}))
 
 
-def _staged(stmt: tirx.Stmt, *, pairs: bool) -> tirx.Stmt:
+def _stage(stmt: tirx.Stmt, *, pairs: bool) -> tirx.Stmt:
     if isinstance(stmt, tirx.For):
         long = find(stmt, pairs=pairs)
         if long is not None:
-            return _staged(_rewritten(stmt, long), pairs=pairs)
-    return rebuilt(stmt, [_staged(part, pairs=pairs) for part in parts(stmt)])
+            return _stage(_rewrite(stmt, long), pairs=pairs)
+    return rebuild(stmt, [_stage(part, pairs=pairs) for part in parts(stmt)])
 
 
-def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:
+def _rewrite(loop: tirx.For, long: LongSum) -> tirx.Stmt:
     """Return the loop with a sum in blocks, after the sum's initial store if the loop contained it."""
-    result = replaced(loop, long.leaf.loops[long.at], _in_blocks(long))
+    result = replace_statement(loop, long.leaf.loops[long.at], _in_blocks(long))
     if long.init is None:
         return result
     return tirx.SeqStmt([_for_each_element(long, long.init, 0, long.init.stmt), result])
@@ -382,9 +382,9 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
     partial, whole = tirx.BufferLoad(part, at), tirx.BufferLoad(store.buffer, list(store.indices))
     begin = tirx.BufferStore(part, tirx.const(0, store.buffer.dtype), at)
     end = tirx.BufferStore(store.buffer, whole + partial, list(store.indices))
-    body = replaced(cut.body, store, tirx.BufferStore(part, partial + long.term, at))
+    body = replace_statement(cut.body, store, tirx.BufferStore(part, partial + long.term, at))
     if long.init is not None:
-        body = replaced(body, long.init.stmt, tirx.Evaluate(0))
+        body = replace_statement(body, long.init.stmt, tirx.Evaluate(0))
 
     dtype, extent = cut.loop_var.ty.dtype, int(cut.extent)
 
@@ -396,7 +396,7 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
         return tirx.SeqStmt(
             [
                 _for_each_element(long, long.leaf, within, begin),
-                _repeat(cut, length, lambda n: substituted(body, {cut.loop_var: first + n})),
+                _repeat(cut, length, lambda n: substitute(body, {cut.loop_var: first + n})),
                 _for_each_element(long, long.leaf, within, end),
             ]
         )
@@ -429,7 +429,7 @@ def _for_each_element(long: LongSum, leaf: Leaf, within: int, stmt: tirx.Stmt) -
             stmt = tirx.IfThenElse(condition, stmt, None)
     loops = _elements(long, within)
     fresh = {one.loop_var: tirx.Var(one.loop_var.name, one.loop_var.ty.dtype) for one in loops}
-    stmt = substituted(stmt, fresh)
+    stmt = substitute(stmt, fresh)
     count = 1
     for one in reversed(loops):
         count *= int(one.extent)

@@ -14,7 +14,7 @@ from honed.machine.families import Packing
 from honed.machine.profile import DeviceProfile
 
 from .program import FunctionCall, MemoryValue, Program
-from .statements import loads, looked_up, nodes, reached, reduced_axes, uses
+from .statements import count_reached, loads, lookup_tables, nodes, reduced_axes, uses
 
 _IMAGE_AXES = 4  # Axes of a convolution's weights and results
 _MARK = "honed.constants"
@@ -27,7 +27,7 @@ def task_key(func: tirx.PrimFunc) -> str:
     The key ends with the numbers of the parameters that may be packed, because they are constants. Without
     them it is another workload, with other times for the same schedules.
     """
-    marks = "".join(f"_c{n}" for n in marked(func))
+    marks = "".join(f"_c{n}" for n in marks_of(func))
     return f"{structural_hash(func.without_attr(_MARK)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
 
 
@@ -70,18 +70,18 @@ def function_bytes(func: tirx.PrimFunc) -> int:
 
     It reads and writes its parameters; of a lookup table it reads one element for each of its results.
     """
-    tables, written = looked_up(func.body), {one.buffer for one in nodes(func.body, tirx.BufferStore)}
+    tables, written = lookup_tables(func.body), {one.buffer for one in nodes(func.body, tirx.BufferStore)}
     values = list(zip(func.params, parameters(func), strict=True))
     results = max((math.prod(value.shape) for buffer, value in values if buffer in written), default=0)
     return sum(value.nbytes_of(results) if buffer in tables else value.nbytes for buffer, value in values)
 
 
-def reached_bytes(func: tirx.PrimFunc) -> int:
+def count_reached_bytes(func: tirx.PrimFunc) -> int:
     """Return the least bytes that an unscheduled function moves where it reads only parts of its parameters.
 
     Schedules are chosen by `function_bytes`, for which a part counts as the whole.
     """
-    found, tables = reached(func.body), looked_up(func.body)
+    found, tables = count_reached(func.body), lookup_tables(func.body)
     parts_ = zip(func.params, parameters(func), strict=True)
     unread = (value.nbytes - value.nbytes_of(found.get(p, 0)) for p, value in parts_ if p not in tables)
     return function_bytes(func) - sum(unread)
@@ -114,7 +114,7 @@ def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: Devic
     return func.with_attr(_MARK, found) if found else func
 
 
-def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
+def marks_of(func: tirx.PrimFunc) -> tuple[int, ...]:
     """Return the numbers of the marked parameters."""
     return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
 
@@ -156,7 +156,7 @@ def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# Constants that sketches lay out in a separate launch: `packed`, `pointwise`, `channels`, `panels` and
+# Constants that sketches lay out in a separate launch: `tile_packed`, `pointwise`, `channels`, `panels` and
 # `blockwise`.
 _PACKED: Mapping[Packing, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
     Packing.NONE: lambda _func, _weights: False,

@@ -162,28 +162,28 @@ def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusa
     )
 
 
-def unchanged(given: Array, found: Array, which: str) -> Refusal | None:
+def check_unchanged(given: Array, found: Array, which: str) -> Refusal | None:
     """Refuse an input that differs from what was written, bit for bit."""
     if _bits(given).shape == _bits(found).shape and bool((_bits(given) == _bits(found)).all()):
         return None
     return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes into {which}")
 
 
-def written(first: Array, poison: int, second: Array, other: int, which: str) -> Refusal | None:
+def check_written(first: Array, poison: int, second: Array, other: int, which: str) -> Refusal | None:
     """Refuse elements unchanged by both of two runs on the same inputs.
 
     The output was all bytes `poison` before the first and all bytes `other` before the second, so a written
     value can look like one of them, not like both.
     """
     size = first.dtype.itemsize
-    left = (_bits(first) == _repeated(poison, size)) & (_bits(second) == _repeated(other, size))
+    left = (_bits(first) == _repeat_byte(poison, size)) & (_bits(second) == _repeat_byte(other, size))
     count = int(np.count_nonzero(left))
     if not count:
         return None
     return Refusal(Outcome.UNWRITTEN, f"it leaves {count} of {left.size} elements of {which} unwritten")
 
 
-def repeated(first: Array, second: Array, which: str) -> Refusal | None:
+def check_repeated(first: Array, second: Array, which: str) -> Refusal | None:
     """Refuse where two runs on the same inputs did not give the same bits.
 
     No kernel of the tuner uses atomics, so only missing synchronisation or reads of unwritten memory can make
@@ -236,7 +236,7 @@ def _bits(array: Array) -> NDArray[np.unsignedinteger]:
     return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
 
 
-def _repeated(byte: int, size: int) -> int:
+def _repeat_byte(byte: int, size: int) -> int:
     return int.from_bytes(bytes([byte]) * size, "little")
 
 
@@ -246,7 +246,7 @@ class RunOutput:
 
     name: str
     expected: ExpectedOutput
-    found: Array
+    array: Array
     earlier: Array | None = None
 
 
@@ -273,7 +273,7 @@ def _all_written(left: MemoryAfterRun) -> Refusal | None:
     if left.unjudged is None:
         return None
     return first_of(
-        written(output.earlier, left.unjudged, output.found, left.poison, output.name)
+        check_written(output.earlier, left.unjudged, output.array, left.poison, output.name)
         for output in left.outputs
         if output.earlier is not None
     )
@@ -281,13 +281,13 @@ def _all_written(left: MemoryAfterRun) -> Refusal | None:
 
 def _all_right(left: MemoryAfterRun) -> Refusal | None:
     earlier = [] if left.unjudged is None else [(o, o.earlier) for o in left.outputs if o.earlier is not None]
-    answers = [*earlier, *((output, output.found) for output in left.outputs)]
+    answers = [*earlier, *((output, output.array) for output in left.outputs)]
     return first_of(right(output.expected, found, output.name) for output, found in answers)
 
 
 def _all_repeated(left: MemoryAfterRun) -> Refusal | None:
     return first_of(
-        repeated(output.earlier, output.found, output.name)
+        check_repeated(output.earlier, output.array, output.name)
         for output in left.outputs
         if output.earlier is not None
     )
@@ -297,7 +297,7 @@ def _all_repeated(left: MemoryAfterRun) -> Refusal | None:
 AFTER_RUN: tuple[VerdictCheck[MemoryAfterRun], ...] = (
     VerdictCheck("guards", _all_intact),
     VerdictCheck(
-        "inputs", lambda left: first_of(unchanged(given, now, name) for name, given, now in left.inputs)
+        "inputs", lambda left: first_of(check_unchanged(given, now, name) for name, given, now in left.inputs)
     ),
     VerdictCheck("written", _all_written),
     VerdictCheck("right", _all_right),
@@ -398,7 +398,7 @@ class Finished:
         return sum(launch.end - launch.start for launch in self.launches) * 1e-9
 
 
-def completed(run: Finished) -> Refusal | None:
+def check_completed(run: Finished) -> Refusal | None:
     """Refuse a launch that did not end as COMPLETE, or whose START is not before its END."""
     for number, launch in enumerate(run.launches):
         if launch.status != COMPLETE:
@@ -484,7 +484,7 @@ def evident(
     )
 
 
-def computed_anew(fresh: Sequence[Finished], seconds: float) -> Refusal | None:
+def check_computed_anew(fresh: Sequence[Finished], seconds: float) -> Refusal | None:
     """Refuse where each run on inputs just written took far longer than `seconds`, that of many in a row.
 
     Such a candidate skips work while nothing changes, but a model's inputs always change.
@@ -530,7 +530,7 @@ class TimedRuns:
 
 # Checks after each wait for the device.
 AFTER_WAIT: tuple[VerdictCheck[Waited], ...] = (
-    VerdictCheck("completed", lambda seen: completed(seen.run)),
+    VerdictCheck("completed", lambda seen: check_completed(seen.run)),
     VerdictCheck("deadline", lambda seen: in_time(seen.run, seen.limit) if seen.limit is not None else None),
     VerdictCheck("wall", lambda seen: wall_above(seen.run)),
 )
@@ -543,7 +543,7 @@ TIME_CLAIMS: tuple[VerdictCheck[Claimed], ...] = (
 )
 # Once the median is known.
 TIMED: tuple[VerdictCheck[TimedRuns], ...] = (
-    VerdictCheck("anew", lambda seen: computed_anew(seen.fresh, seen.seconds), more_runs=4),
+    VerdictCheck("anew", lambda seen: check_computed_anew(seen.fresh, seen.seconds), more_runs=4),
 )
 
 # The names of all checks, in order. The last three are not functions of observations: "stale" is how the last

@@ -89,7 +89,7 @@ class Examination:
         except Dropped as dropped:
             refusal = dropped.refusal
         except cl.Error as error:
-            refusal = self._failed(error)
+            refusal = self._failure(error)
         except DeviceError as error:
             refusal = Refusal(Outcome.RUN, str(error), tainted=True)
         except MemoryError:
@@ -104,7 +104,7 @@ class Examination:
         return replace(found, seconds=time.perf_counter() - began)
 
     def _examine(self) -> Verdict:
-        program = self._built()
+        program = self._build()
         self._announce("host", self._session.limits.host_seconds)
         self._inner = [GuardedBuffer(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
@@ -119,10 +119,10 @@ class Examination:
             # answers.
             stale = number == order[-1] and "stale" not in session.without
             self._run(runnable, number, None if stale else POISONS[0])
-            self._check(checks.AFTER_RUN, self._left(self._outputs(number)))
+            self._check(checks.AFTER_RUN, self._memory_after_run(self._outputs(number)))
         if session.shares_memory and "fence" not in session.without:
             self._run_fenced(program, prepared, order[0])
-        return self._timed(runnable, order[-1])
+        return self._time(runnable, order[-1])
 
     def _run_fenced(self, program: Any, prepared: Container[int], number: int) -> None:
         """Run with each buffer against a page without access, after it and then before it.
@@ -147,7 +147,7 @@ class Examination:
             for one in fenced:
                 one.release()
 
-    def _built(self) -> Any:
+    def _build(self) -> Any:
         self._announce("build", self._session.limits.build_seconds)
         try:
             return self._session.program(self._candidate)
@@ -161,11 +161,11 @@ class Examination:
         """Run on the same inputs with both poisons, then check everything observable."""
         self._run(runnable, number, POISONS[0])
         first = self._answers()
-        self._check(checks.AFTER_RUN, self._left())
+        self._check(checks.AFTER_RUN, self._memory_after_run())
         self._run(runnable, number, POISONS[1])
         # A single run may be timed wrongly; this refuses only times that no evidence can make believable.
         self._check_again(checks.TIME_CLAIMS, self._slowest, runnable, number)
-        left = self._left(self._outputs(number, first), self._inputs(number))
+        left = self._memory_after_run(self._outputs(number, first), self._inputs(number))
         self._check(checks.AFTER_RUN, replace(left, unjudged=POISONS[0]))
 
     def _slowest(self) -> Claimed:
@@ -174,9 +174,9 @@ class Examination:
         The claim includes the runs whose clocks must not contradict each other.
         """
         seconds = max(run.seconds for run in self._runs) + self._session.resolution
-        return self._claimed(seconds, self._runs if self._alone else ())
+        return self._claim(seconds, self._runs if self._alone else ())
 
-    def _claimed(self, seconds: float, runs: Sequence[Finished] = ()) -> Claimed:
+    def _claim(self, seconds: float, runs: Sequence[Finished] = ()) -> Claimed:
         return Claimed(self._loaded.workload, self._session.limit(self._loaded), seconds, runs)
 
     def _check(self, table: Sequence[VerdictCheck[S]], seen: S) -> None:
@@ -241,7 +241,7 @@ class Examination:
         for i, memory in enumerate((*self._loaded.memory, *self._inner)):
             memory.fetch(self._session.queue, inside=i in self._loaded.workload.outputs)
 
-    def _timed(self, runnable: BoundCandidate, number: int) -> Verdict:
+    def _time(self, runnable: BoundCandidate, number: int) -> Verdict:
         """Time the candidate, then check that its outputs in the timed runs are right, too."""
         session, limits = self._session, self._session.limits
         fastest = min(run.seconds for run in self._runs)
@@ -264,10 +264,12 @@ class Examination:
         if isinstance(timing, Refusal):
             raise Dropped(timing)
         session.warmth.note(turns.yardstick, turns.clock)
-        self._check_again(checks.TIME_CLAIMS, lambda: self._claimed(timing.median_s), runnable, number)
+        self._check_again(checks.TIME_CLAIMS, lambda: self._claim(timing.median_s), runnable, number)
         self._announce("host", limits.host_seconds)
         self._fetch()
-        self._check(checks.AFTER_RUN, self._left(self._outputs(number, answers), self._inputs(number)))
+        self._check(
+            checks.AFTER_RUN, self._memory_after_run(self._outputs(number, answers), self._inputs(number))
+        )
         self._check_again(checks.TIMED, lambda: TimedRuns(timing.median_s, self._runs), runnable, number)
         self._check_evidence(runnable, number, timing.median_s)
         return Verdict(
@@ -298,7 +300,7 @@ class Examination:
             found.append((self._name(i), given, self._loaded.memory[i].array))
         return found
 
-    def _left(
+    def _memory_after_run(
         self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
     ) -> MemoryAfterRun:
         """Return the contents of memory after the last run, with all guard bands."""
@@ -326,7 +328,7 @@ class Examination:
         proven = [self._run_warm(runnable, number) for _ in range(_SERIES)]
         launch = session.peaks.launch_us * 1e-6
         _demand(evident(claim, seconds, [*self._runs, *proven], series, times, launch))
-        self._check(checks.AFTER_RUN, self._left(inputs=self._inputs(number)))
+        self._check(checks.AFTER_RUN, self._memory_after_run(inputs=self._inputs(number)))
         session.believe(loaded.workload, seconds)
 
     def _measure_peaks_again(self) -> None:
@@ -344,10 +346,10 @@ class Examination:
         self._check(checks.AFTER_WAIT, Waited(run))
         self._announce("host", session.limits.host_seconds)
         self._fetch()
-        self._check(checks.AFTER_RUN, self._left(self._outputs(number)))
+        self._check(checks.AFTER_RUN, self._memory_after_run(self._outputs(number)))
         return run
 
-    def _failed(self, error: Any) -> Refusal:
+    def _failure(self, error: Any) -> Refusal:
         code = getattr(error, "code", None)
         name = cl.status_code.to_string(code, "unknown error {0}") if code is not None else str(error)
         routine = getattr(error, "routine", None) or "a driver call"

@@ -37,7 +37,7 @@ from . import checks
 from .calls import LoadWorkload, MeasureCandidate, OpenSession, PrepareCandidate
 from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
 from .checks import Submitted
-from .process import COMMAND, FENCE, NO_CACHES, Builders, cached_in
+from .process import COMMAND, FENCE, NO_CACHES, Builders, cache_environment
 
 _TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # Signals that end a process on access to unmapped memory
 
@@ -87,12 +87,12 @@ class FaultWatch:
         """Watch a new child that has opened the device."""
         self._owners = [*self._owners[-1:], _Owner(pid, ids_of(pid))]
 
-    def started(self, name: str) -> None:
+    def record_start(self, name: str) -> None:
         """Note that the child begins to run candidate `name`."""
         owner, run = self._owners[-1], GpuRun(name=name, started_s=time.monotonic(), ended_s=None)
         owner.runs = [*owner.runs[1 - _KEPT_RUNS :], run]
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """Note that the child has stopped running its candidate."""
         owner = self._owners[-1]
         if owner.runs and owner.runs[-1].ended_s is None:
@@ -267,7 +267,7 @@ class Measurer:
         """
         if self._builders is None or self._workload is None or not candidates:
             return
-        if self._on_processor and self._builders.submitted(candidates[0]):
+        if self._on_processor and self._builders.was_submitted(candidates[0]):
             return
         allowed = [c for c in candidates if self._without_device(self._workload, c) is None]
         self._builders.submit(allowed, self._workload)
@@ -357,24 +357,24 @@ class Measurer:
             on_phase = partial(self._on_phase, candidate)
             answer = child.call(call, seconds=self._limits.start_seconds, on_phase=on_phase)
         except ChildCrashed as ended:
-            self._watch.ended()
+            self._watch.record_end()
             self._watch.settle(time.monotonic())
             self._stop()
             return self._fault(candidate, _of_ended(ended)), beside
         except HonedError as failed:
-            self._watch.ended()
+            self._watch.record_end()
             self._stop()
             return Verdict(outcome=Outcome.RUN, reason=str(failed)), False
-        self._watch.ended()
+        self._watch.record_end()
         examined = answer.examined
         self.spent = examined.spent
         self._profile = replace(self._profile, peaks=answer.peaks)
-        verdict = self._looked_after(candidate, examined.verdict, examined.ran_at)
+        verdict = self._check_log(candidate, examined.verdict, examined.ran_at)
         if examined.tainted or answer.worn or verdict.outcome is Outcome.FAULT:
             self._stop()
         return verdict, False
 
-    def _looked_after(self, candidate: Candidate, verdict: Verdict, ran_at: float | None) -> Verdict:
+    def _check_log(self, candidate: Candidate, verdict: Verdict, ran_at: float | None) -> Verdict:
         """Return the verdict after reading the kernel log for as long as it takes to be sure."""
         if not self._watch.watching or ran_at is None:
             return verdict
@@ -400,11 +400,11 @@ class Measurer:
     def _on_phase(self, candidate: Candidate, phase: str) -> None:
         if phase == "first":
             self._watch.look()
-            self._watch.started(candidate.id)
+            self._watch.record_start(candidate.id)
 
     def _start(self) -> None:
         self.children += 1
-        caches = NO_CACHES if self._builders is None else cached_in(self._builders.cache)
+        caches = NO_CACHES if self._builders is None else cache_environment(self._builders.cache)
         log = Path(self._folder.name) / "child.log"
         child = RpcChild(self._command, log=log, environment=caches)
         self._preparing.clear()
@@ -414,7 +414,7 @@ class Measurer:
             limits=self._limits,
             without=tuple(sorted(self._without)),
         )
-        self._asked(child, call)
+        self._ask(child, call)
         self._child = child
         self._watch.adopt(child.pid)
         if self._workload is not None:
@@ -424,9 +424,9 @@ class Measurer:
         assert self._workload is not None
         known = self._traffic.get(self._workload.bytes)
         call = LoadWorkload(workload=self._workload, traffic=known)
-        self._traffic[self._workload.bytes] = self._asked(child, call)
+        self._traffic[self._workload.bytes] = self._ask(child, call)
 
-    def _asked(self, child: RpcChild, call: Call[R]) -> R:
+    def _ask(self, child: RpcChild, call: Call[R]) -> R:
         try:
             return child.call(call, seconds=self._limits.start_seconds)
         except ChildCrashed as ended:

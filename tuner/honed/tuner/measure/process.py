@@ -26,7 +26,7 @@ FENCE = "fence"  # The phase in which a candidate's buffers lie against pages wi
 _AT_ONCE = 2  # Candidates sent to a child at once, so that it need not wait for us
 
 
-def cached_in(folder: Path) -> dict[str, str]:
+def cache_environment(folder: Path) -> dict[str, str]:
     """Return the environment in which PoCL and NVIDIA's driver store compiled programs in `folder`."""
     kept = str(folder)
     return {
@@ -98,7 +98,7 @@ class Builders:
                 self._queue.append(BuildCandidate(candidate=candidate, workload=launched))
         self._pump(0.0)
 
-    def submitted(self, candidate: Candidate) -> bool:
+    def was_submitted(self, candidate: Candidate) -> bool:
         """Return whether a candidate was submitted since the last `forget`."""
         return candidate.id in self._submitted
 
@@ -146,7 +146,7 @@ class Builders:
                 if not self._queue:
                     return
                 if builder is None:
-                    builder = self._children[place] = self._started(place)
+                    builder = self._children[place] = self._start(place)
                 if len(builder.given) >= _AT_ONCE:
                     continue
                 if not builder.given:
@@ -154,9 +154,9 @@ class Builders:
                 builder.given.append(self._queue.popleft())
                 builder.child.begin(builder.given[-1])
 
-    def _started(self, place: int) -> _Builder:
+    def _start(self, place: int) -> _Builder:
         log = self._folder / f"builder-{place}.log"
-        child = RpcChild(self._command, log=log, environment=cached_in(self.cache))
+        child = RpcChild(self._command, log=log, environment=cache_environment(self.cache))
         child.tell(self._opening)
         return _Builder(child)
 

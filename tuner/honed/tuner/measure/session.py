@@ -45,7 +45,7 @@ class GuardedBuffer:
         """Allocate; raises pyopencl's errors."""
         self.value = value
         self.nbytes = value.nbytes
-        self._whole = GUARD_BYTES + _padded(self.nbytes) + GUARD_BYTES
+        self._whole = GUARD_BYTES + _pad(self.nbytes) + GUARD_BYTES
         self._allocation = cl.Buffer(context, cl.mem_flags.READ_WRITE, self._whole)
         self.buffer: Any = self._allocation.get_sub_region(GUARD_BYTES, max(self.nbytes, _LEAST_BYTES))
         self._host: Bytes = np.empty(self._whole, np.uint8)
@@ -56,7 +56,7 @@ class GuardedBuffer:
 
     def poison_inside(self, queue: Any, byte: int) -> None:
         """Fill the tensor (and its padding), without waiting."""
-        size = _padded(self.nbytes)
+        size = _pad(self.nbytes)
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), GUARD_BYTES, size)
 
     def write(self, queue: Any, array: NDArray[Any]) -> None:
@@ -131,7 +131,7 @@ def _libc() -> Any:
     return libc
 
 
-def _padded(nbytes: int) -> int:
+def _pad(nbytes: int) -> int:
     return max(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, _LEAST_BYTES)
 
 
@@ -197,7 +197,7 @@ class DeviceSession:
         self._peaks_at = float("-inf")
         self.yardstick = timing.Yardstick(self.context, self.queue, profile.limits.compute_units)
         self.warmth = Warmth()
-        self.warmth.note(_settled(self.yardstick))
+        self.warmth.note(_settle(self.yardstick))
         self.loaded: LoadedWorkload | None = None
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="build")
         self._prepared: dict[str, Future[Any]] = {}
@@ -223,7 +223,7 @@ class DeviceSession:
                 memory.release()
             self.loaded = None
         if traffic is None:
-            traffic = self._probed(workload.bytes)
+            traffic = self._probe_rate(workload.bytes)
         self._move(workload.bytes, traffic)
         self.loaded = LoadedWorkload(workload, self.context)
         return traffic
@@ -254,14 +254,14 @@ class DeviceSession:
         self._peaks_at = time.monotonic()
         self._benchmarks = found if first and self.peaks.raised else roofline.higher(self._benchmarks, found)
         self.peaks = roofline.higher(self.peaks, found)
-        self._move(loaded.workload.bytes, self._probed(loaded.workload.bytes))
+        self._move(loaded.workload.bytes, self._probe_rate(loaded.workload.bytes))
 
     def believe(self, workload: Workload, seconds: float) -> None:
         """Raise the peaks to what a candidate was proven to reach."""
         flops = 0 if workload.integer else workload.flops  # The peaks do not cover integer arithmetic
         self.peaks = roofline.raise_peaks(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
-    def _probed(self, nbytes: int) -> float:
+    def _probe_rate(self, nbytes: int) -> float:
         """Return the rate, in bytes/s, of probes that move just `nbytes`; 0 for more than caches hold."""
         units = self.profile.limits.compute_units
         return timing.traffic(self.context, self.queue, units, nbytes) or 0.0
@@ -292,7 +292,7 @@ class DeviceSession:
         return prepared.result() if prepared else timing.build(self.context, candidate.source)
 
 
-def _settled(yardstick: timing.Yardstick) -> float:
+def _settle(yardstick: timing.Yardstick) -> float:
     """Return the yardstick's time in seconds, once it no longer gets faster."""
     until = time.perf_counter() + _SETTLE_SECONDS
     best, stale = yardstick.seconds(), 0

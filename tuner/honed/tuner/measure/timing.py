@@ -426,12 +426,12 @@ def interval(samples: Sequence[float]) -> Interval:
     is then their range.
     """
     ordered = sorted(samples)
-    skip = _skipped(len(ordered))
+    skip = _samples_to_skip(len(ordered))
     return Interval(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
 
 
 @functools.cache
-def _skipped(n: int) -> int:
+def _samples_to_skip(n: int) -> int:
     """Return how many samples may be left out at each end."""
     tail, skip = 2.0**-n, 0
     while 2 * (tail + math.comb(n, skip + 1) * 2.0**-n) <= 1 - CONFIDENCE:

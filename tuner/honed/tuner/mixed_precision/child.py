@@ -18,7 +18,15 @@ from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.execution.verification import compare
-from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
+from honed.tuner.graph.fp16_casts import (
+    PRODUCTS,
+    Array,
+    Exemptions,
+    assign_types,
+    operators,
+    saturate,
+    usually,
+)
 from honed.tuner.graph.graph import Graph
 from honed.tuner.verify import confined
 
@@ -41,14 +49,14 @@ def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.rando
     left, right = (_conv if node.op_type == "Conv" else _matmul)(node, operands, rng)
     with np.errstate(over="ignore", invalid="ignore"):
         # The product of two halves is exact in float32.
-        terms = np.ascontiguousarray((_halved(left) * _halved(right)).T)
+        terms = np.ascontiguousarray((_halve(left) * _halve(right)).T)
         total = np.zeros(SAMPLE, np.float16)
         for term in terms:
             total = (total + term).astype(np.float16)
         return np.asarray(total - terms.sum(axis=0, dtype=np.float64), np.float32)
 
 
-def _halved(array: Array) -> Array:
+def _halve(array: Array) -> Array:
     return array.astype(np.float16).astype(np.float32)
 
 
@@ -117,7 +125,7 @@ class Operators:
         """Return a function that evaluates a node; operands' types do not change the type of its result."""
         return self._evaluator(_alone(node, self._types))
 
-    def halved(self) -> Callable[[Array], Array]:
+    def halve(self) -> Callable[[Array], Array]:
         """Return a function that rounds float32 to fp16 and returns float32; overflow becomes infinite.
 
         ONNX Runtime does so several times as fast as NumPy.
@@ -207,7 +215,7 @@ class _SimulatedStep:
     at: int  # Index among the nodes
     node: onnx.NodeProto
     run: Run
-    given: tuple[str, ...]
+    inputs: tuple[str, ...]
     last: tuple[str, ...]  # Values that nothing reads afterwards
 
 
@@ -222,15 +230,15 @@ class Simulation:
         self._shapes = {name: kind.shape for name, kind in known.types.items()}
         self._constants = known.constants
         self._halved = {
-            name: saturated(value, np.float16).astype(np.float32)
+            name: saturate(value, np.float16).astype(np.float32)
             for name, value in self._constants.items()
             if types[name] == TensorProto.FLOAT
         }
         self._floats = frozenset(name for name, kind in types.items() if kind == TensorProto.FLOAT)
         self._rounding = frozenset(n.output[0] for n in operators(self._graph))
         made = Operators(model, types, threads)
-        self._halve = made.halved()
-        self._steps = self._planned(made)
+        self._halve = made.halve()
+        self._steps = self._plan(made)
         self._errors: dict[tuple[int, str], Array] = {}  # Errors of products added up in fp16, by set
         self._expected: dict[int, dict[str, Array]] = {}
 
@@ -270,30 +278,30 @@ class Simulation:
         """Return the outputs of one set, in fp16 except for `keep`; `again` counts earlier runs."""
         if number not in self._expected:
             self._expected[number] = self._in_single(number)
-        single = typed(self._graph, keep)
+        single = assign_types(self._graph, keep)
         values = {
             name: self._halve(value) if name in self._floats - single.values else value
             for name, value in self._sets[number].items()
         }
 
-        def computed(step: _SimulatedStep) -> Array:
+        def compute(step: _SimulatedStep) -> Array:
             result = step.node.output[0]
             in_half = result not in single.nodes
-            found = step.run([self._operand(n, values, in_half, single.values) for n in step.given])
+            found = step.run([self._operand(n, values, in_half, single.values) for n in step.inputs])
             if not in_half or result not in self._rounding:
                 return found
             if step.node.op_type in PRODUCTS and result not in keep.wide:
                 found = _with_errors(found, np.roll(self._errors[number, result], again * _TURN))
             return self._halve(found)
 
-        return self._walk(values, computed)
+        return self._walk(values, compute)
 
     def _in_single(self, number: int) -> dict[str, Array]:
         """Return the outputs in float32, and measure the errors of adding up products in fp16."""
         values = dict(self._sets[number])
 
-        def computed(step: _SimulatedStep) -> Array:
-            given = [values[n] if n in values else self._constants[n] for n in step.given]
+        def compute(step: _SimulatedStep) -> Array:
+            given = [values[n] if n in values else self._constants[n] for n in step.inputs]
             result = step.node.output[0]
             if step.node.op_type in PRODUCTS and result in self._rounding:
                 rng = np.random.default_rng([number, step.at])
@@ -301,7 +309,7 @@ class Simulation:
                 self._errors[number, result] = _MARGIN * measured
             return step.run(given)
 
-        return self._walk(values, computed)
+        return self._walk(values, compute)
 
     def _walk(
         self, values: dict[str, Array], computed: Callable[[_SimulatedStep], Array]
@@ -313,7 +321,7 @@ class Simulation:
                 values.pop(name, None)
         return {o.name: values[o.name] for o in self._graph.output}
 
-    def _planned(self, made: Operators) -> list[_SimulatedStep]:
+    def _plan(self, made: Operators) -> list[_SimulatedStep]:
         needed = {o.name for o in self._graph.output} | set(self._constants)
         steps = []
         for at, node in reversed(list(enumerate(self._graph.node))):
@@ -494,12 +502,12 @@ def main(argv: list[str] | None = None) -> int:
         model = onnx.load(arguments.folder / confined.MODEL)
         names = [info.name for info in model.graph.input]
         sets = list(confined.sets_in(arguments.folder, names, arguments.sets))
-        return asdict(decided(model, sets, arguments.threads))
+        return asdict(decide(model, sets, arguments.threads))
 
     return confined.answer(work)
 
 
-def decided(
+def decide(
     model: onnx.ModelProto,
     sets: list[dict[str, np.ndarray]],
     threads: int = 1,

@@ -69,14 +69,14 @@ def decide(
             given = inputs.generate(bound, _SETS, preconditions=normalised.preconditions)
         except (InvalidArgument, ModelRefused) as error:
             return PrecisionChoice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
-    found = _tried(normalised.model, given)
+    found = _try_in_child(normalised.model, given)
     if isinstance(found, str):
         return PrecisionChoice(half=False, why=f"fp16 could not be tried: {found}")
     origin = "made-up" if calibration is None else "given"
     return _choice(found, f"on {found.sets} {origin} input{'s' if found.sets > 1 else ''}")
 
 
-def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
+def apply(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
     """Return the model in the chosen precision. Raises InvalidArgument where the choice does not fit it."""
     if not choice.half:
         return normalised
@@ -178,7 +178,7 @@ def _gain(profile: DeviceProfile) -> float | None:
     return model.fma_fp16 / model.fma_fp32 if model is not None else None
 
 
-def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
+def _try_in_child(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
     """Return the decision of a child process, or why it made none."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
@@ -227,10 +227,10 @@ def calibration_sets(folder: Path, inputs: Sequence[StaticTensorSpec]) -> list[d
 
     Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
     """
-    return [_checked_set(path, inputs) for path in calibration_files(folder)]
+    return [_load_set(path, inputs) for path in calibration_files(folder)]
 
 
-def _checked_set(path: Path, inputs: Sequence[StaticTensorSpec]) -> dict[str, Array]:
+def _load_set(path: Path, inputs: Sequence[StaticTensorSpec]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             _check_names(path, {name.removesuffix(".npy") for name in archive.namelist()}, inputs)

@@ -53,7 +53,7 @@ def open_database(path: Path, *, busy_s: float) -> Opened:
     honed's or another program's, Unavailable where it is busy, or damaged while another process has it open;
     PermissionDenied and ResourceExhausted for the disk.
     """
-    with explained(path):
+    with explain_errors(path):
         fresh = not path.exists()
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -74,7 +74,7 @@ def open_database(path: Path, *, busy_s: float) -> Opened:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Turn errors of the database and the disk into one sentence each."""
     try:
         yield

@@ -71,12 +71,12 @@ class ImportCounts:
 
 
 def export_jsonl(
-    records: Records, file: BinaryIO, setup: MeasurementSetup, choose: Choose = Records.finished
+    records: Records, file: BinaryIO, setup: MeasurementSetup, choose: Choose = Records.iterate_finished
 ) -> int:
     """Write the candidates with a verdict that `choose` selects, by default all; return their number."""
     count = 0
     for candidate in choose(records, setup):
-        file.write(written(_line(records, candidate, setup)))
+        file.write(encode(_line(records, candidate, setup)))
         count += 1
     return count
 
@@ -98,7 +98,7 @@ def import_jsonl(
             if not data.strip():
                 continue
             try:
-                line = parsed(data)
+                line = parse(data)
                 _check_device(line, setup)
                 if hints_only:
                     _check_hint(line)
@@ -112,7 +112,7 @@ def import_jsonl(
     return ImportCounts(added=added, merged=merged, refused=tuple(refused))
 
 
-def written(line: Line) -> bytes:
+def encode(line: Line) -> bytes:
     """Return a line as the bytes of a file."""
     return json.dumps(strict.to_plain(line), allow_nan=False, sort_keys=True).encode() + b"\n"
 
@@ -155,7 +155,7 @@ def _read(file: BinaryIO) -> bytes:
         raise Unavailable(f"the records to import cannot be read ({error.strerror}); try again") from error
 
 
-def parsed(data: bytes) -> Line:
+def parse(data: bytes) -> Line:
     """Parse a record; raise Mismatch or InvalidArgument for anything else, or for an impossible record."""
     try:
         plain = json.loads(data, parse_constant=_no_constant)
@@ -222,7 +222,7 @@ def own(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
 
     Quarantined records are included because other boards should not try them either.
     """
-    banned = (found for found in records.finished(setup) if found.state is RecordState.QUARANTINED)
+    banned = (found for found in records.iterate_finished(setup) if found.state is RecordState.QUARANTINED)
     return (found for found in chain(records.distil(setup), banned) if not source_of(found.measured_by))
 
 
@@ -232,20 +232,24 @@ def spread(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
     Equal records give equal results. Candidates from a hub, and trials that were cut off, are not included.
     """
     ranked: dict[str, list[tuple[float, str]]] = {}
-    for found in _judged(records, setup):
+    for found in _records_with_verdict(records, setup):
         seconds = found.timing.fair_s if found.outcome is StoredOutcome.RIGHT and found.timing else math.inf
         ranked.setdefault(found.workload, []).append((seconds, found.trace_sha256))
     each = min(SPREAD, max(LEAST_SPREAD, MOST_SPREAD // max(1, len(ranked))))
     kept = {
         (workload, trace) for workload, all_ in ranked.items() for _, trace in _evenly(sorted(all_), each)
     }
-    return (found for found in _judged(records, setup) if (found.workload, found.trace_sha256) in kept)
-
-
-def _judged(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
     return (
         found
-        for found in records.finished(setup)
+        for found in _records_with_verdict(records, setup)
+        if (found.workload, found.trace_sha256) in kept
+    )
+
+
+def _records_with_verdict(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
+    return (
+        found
+        for found in records.iterate_finished(setup)
         if found.outcome is not StoredOutcome.ABANDONED and not source_of(found.measured_by)
     )
 

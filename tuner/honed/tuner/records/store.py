@@ -24,7 +24,7 @@ from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
 from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import sql
-from .database import Opened, explained, open_database, transaction
+from .database import Opened, explain_errors, open_database, transaction
 from .rows import (
     ABANDONED_REASON,
     DefaultScheduleTime,
@@ -71,7 +71,7 @@ class ProcessIdentity:
     @classmethod
     def this_process(cls) -> Self:
         """Return the identity of the calling process."""
-        started = _started(os.getpid())
+        started = _start_time(os.getpid())
         assert started is not None  # The calling process is running
         return cls(boot_id=_boot_id(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=started)
 
@@ -84,14 +84,14 @@ class ProcessIdentity:
     def __str__(self) -> str:
         return f"{self.boot_id} {self.pid_namespace} {self.pid} {self.started}"
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the process has certainly ended.
 
         Return False for a process of another container of this boot, whose end cannot be known.
         """
         if self.boot_id != _boot_id():
             return True
-        return self.pid_namespace == _pid_namespace() and _started(self.pid) != self.started
+        return self.pid_namespace == _pid_namespace() and _start_time(self.pid) != self.started
 
 
 def _boot_id() -> str:
@@ -102,7 +102,7 @@ def _pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     """Return when process `pid` started (proc(5), stat, field 22); None if it does not run or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -237,7 +237,7 @@ class Records:
             if self._connection.execute(sql.FORGET_FIRST, values).rowcount == 0:
                 self._change_one(sql.RETURN_TO_DONE, values)
 
-    def abandoned(self) -> list[TuningRecord]:
+    def quarantine_abandoned(self) -> list[TuningRecord]:
         """Quarantine the candidates whose process has ended without a verdict, and return them.
 
         Call it first after a start. Candidates of running processes are left alone.
@@ -248,7 +248,7 @@ class Records:
             ids = [
                 row[0]
                 for owner in owners
-                if ProcessIdentity.parse(owner).gone()
+                if ProcessIdentity.parse(owner).has_ended()
                 for row in self._rows(sql.ABANDON, {**values, "owner": owner})
             ]
             return [found for number in ids for found in self._candidates(sql.BY_ID, {"id": number})]
@@ -316,13 +316,13 @@ class Records:
         """
         self.finish(self.begin(new), Verdict(outcome=Outcome.BUILD, reason=reason))
 
-    def quarantined(self, setup: MeasurementSetup) -> list[TuningRecord]:
+    def list_quarantined(self, setup: MeasurementSetup) -> list[TuningRecord]:
         """Return all candidates banned on this device with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
-    def finished(self, setup: MeasurementSetup) -> Iterator[TuningRecord]:
+    def iterate_finished(self, setup: MeasurementSetup) -> Iterator[TuningRecord]:
         """Yield every candidate with a verdict, oldest first, one by one: for learning and export."""
-        with explained(self.path):
+        with explain_errors(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
                 yield candidate(row)
 
@@ -454,11 +454,11 @@ class Records:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with explained(self.path), transaction(self._connection):
+        with explain_errors(self.path), transaction(self._connection):
             yield
 
     def _rows(self, query: str, values: Mapping[str, Any]) -> list[Any]:
-        with explained(self.path):
+        with explain_errors(self.path):
             return self._connection.execute(query, values).fetchall()
 
     def _candidates(self, query: str, values: Mapping[str, Any]) -> list[TuningRecord]:

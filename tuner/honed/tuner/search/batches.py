@@ -128,7 +128,7 @@ class Batches:
         for trace in related:
             with suppress(ValueError):
                 theirs.append(read(trace))
-        return self._evolution.make(adapted(theirs, self._sketches(), self._size))
+        return self._evolution.make(adapt_all(theirs, self._sketches(), self._size))
 
     def _sketches(self) -> list[ScheduleTrace]:
         return [read(text) for text in self._evolution.sketches]
@@ -148,7 +148,7 @@ def distance(related: ScheduleTrace, to: ScheduleTrace) -> float:
     return sum(abs(math.log(theirs.extent / ours.extent)) for (_, theirs), (_, ours) in pairs)
 
 
-def adapted(
+def adapt_all(
     related: Iterable[ScheduleTrace], sketches: Sequence[ScheduleTrace], most: int
 ) -> list[ScheduleTrace]:
     """Return up to `most` schedules adapted from `related` to each sketch of their form, nearest first."""
@@ -178,12 +178,12 @@ def _beside(decision: Decision) -> Iterator[Decision]:
                 yield Choice(index, decision.options)
         return
     for smaller, larger in permutations(range(len(decision.factors)), 2):
-        moved = _moved(decision, smaller, larger)
+        moved = _move_factor(decision, smaller, larger)
         if moved is not None:
             yield moved
 
 
-def _moved(tile: Tile, smaller: int, larger: int) -> Tile | None:
+def _move_factor(tile: Tile, smaller: int, larger: int) -> Tile | None:
     """Move one factor to its next larger divisor of both factors' product; the other gets the quotient."""
     together = tile.factors[smaller] * tile.factors[larger]
     following = next((d for d in divisors(together) if d > tile.factors[larger]), None)
@@ -257,26 +257,26 @@ class Evolution:
 
     def make(self, wanted: Iterable[ScheduleTrace]) -> list[Proposal]:
         """Return the wanted draws that fit the function and the device and were not proposed before."""
-        played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
+        played = [schedule for one in wanted if (schedule := self._play(one)) is not None]
         return self._proposals(played)
 
     def forget(self, proposal: Proposal) -> None:
         """Allow a proposal to be made again, because it was not measured after all."""
         self._proposed.discard(proposal.id)
 
-    def _played(self, wanted: ScheduleTrace) -> Schedule | None:
+    def _play(self, wanted: ScheduleTrace) -> Schedule | None:
         """Return the schedule with the wanted decisions, ready to be lowered.
 
         None where that is impossible.
         """
         with suppress(LoweringFailed, ValueError, RuntimeError):
-            schedule = self._settled(wanted)
+            schedule = self._settle(wanted)
             schedule.enter_postproc()
             if all(postproc.apply(schedule) for postproc in self._postprocs):
                 return schedule
         return None
 
-    def _settled(self, wanted: ScheduleTrace) -> Schedule:
+    def _settle(self, wanted: ScheduleTrace) -> Schedule:
         """Play the wanted decisions, fitted to the extents that earlier decisions give later ones."""
         settled = wanted
         for _ in range(_SETTLES):

@@ -94,10 +94,13 @@ def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
 def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
     """Return the loops of each launch of a scheduled function."""
     outermost = [around for _, around in _blocks(func.body, (), nested=False)]
-    return [LaunchLoops(_tagged(around, "threadIdx"), _tagged(around, "blockIdx")) for around in outermost]
+    return [
+        LaunchLoops(_loops_with_tag(around, "threadIdx"), _loops_with_tag(around, "blockIdx"))
+        for around in outermost
+    ]
 
 
-def _tagged(loops: _Loops, tag: str) -> _Loops:
+def _loops_with_tag(loops: _Loops, tag: str) -> _Loops:
     return tuple(loop for loop in loops if _tag(loop).startswith(tag))
 
 
@@ -139,14 +142,14 @@ def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed
     if not reduced:
         return Nest((), 0, unrolled)
     bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
-    turns = _shared_loops(block.writes[0].source, around, others)
+    turns = _count_shared_loops(block.writes[0].source, around, others)
     # Virtual threads do not run in turn.
     kept = (loop for n, loop in enumerate(around) if n >= turns or _tag(loop))
     held = tuple(loop for loop in kept if _private(loop) and loop.loop_var not in reduced)
     return Nest(held, bits, unrolled)
 
 
-def _shared_loops(buffer: ir.Var, around: _Loops, others: Sequence[_Placed]) -> int:
+def _count_shared_loops(buffer: ir.Var, around: _Loops, others: Sequence[_Placed]) -> int:
     """Return how many of the outermost loops around a block are around every use of its buffer."""
     shared = len(around)
     for realize, loops in others:

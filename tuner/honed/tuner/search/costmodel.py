@@ -20,7 +20,7 @@ from honed.jobs.priorfile import PriorFile
 from honed.machine.families import DriverClass
 from honed.machine.files import replacing
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
-from honed.tuner.setup import shipped_prior
+from honed.tuner.setup import load_shipped_prior
 
 if TYPE_CHECKING:
     import xgboost  # Imported where it is used, because it imports SciPy and most compilers need neither
@@ -223,10 +223,10 @@ def for_driver(features: Array, driver: DriverClass) -> Array:
 def prior_of(family: str, driver: DriverClass = DriverClass.ARM) -> Prior | None:
     """Return the family's current prior, a locally trained one first; None where there is none."""
     own = priorfile.own(family)
-    if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}", driver)):
+    if own is not None and (found := _load(own, f"{family}-own-{own.digest}", driver)):
         return found
-    file = shipped_prior(family)
-    return None if file is None else _loaded(file, f"{family}-{file.digest}", driver)
+    file = load_shipped_prior(family)
+    return None if file is None else _load(file, f"{family}-{file.digest}", driver)
 
 
 def import_for(family: str) -> None:
@@ -234,12 +234,12 @@ def import_for(family: str) -> None:
 
     This process does not use it: see `ForkPool`.
     """
-    if priorfile.own(family) is not None or shipped_prior(family) is not None:
+    if priorfile.own(family) is not None or load_shipped_prior(family) is not None:
         import_module("xgboost")
 
 
 @lru_cache(maxsize=8)
-def _loaded(file: PriorFile, name: str, driver: DriverClass) -> Prior | None:
+def _load(file: PriorFile, name: str, driver: DriverClass) -> Prior | None:
     """Load a prior; log why and return None where it is of another version of XGBoost or of honed."""
     import xgboost
 

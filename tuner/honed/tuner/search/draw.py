@@ -108,10 +108,10 @@ class SpaceSampler:
 
         A sketch is made when its first row is requested.
         """
-        for number in takewhile(self._made, count()):
-            yield from self.tabled(number)
+        for number in takewhile(self._make_space, count()):
+            yield from self.rows_of(number)
 
-    def tabled(self, sketch: int) -> list[Row]:
+    def rows_of(self, sketch: int) -> list[Row]:
         """Return the rows that tables have for a sketch."""
         return self._outline(sketch).tabled
 
@@ -123,15 +123,15 @@ class SpaceSampler:
             if sum(str(inst.kind.name) == step for inst in self._space[number].trace.insts) >= times
         ]
 
-    def played(self, row: Row) -> tirx.PrimFunc | None:
+    def play(self, row: Row) -> tirx.PrimFunc | None:
         """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
         schedule = self.schedule_of(row)
         return None if schedule is None else schedule.mod["main"]
 
     def schedule_of(self, row: Row) -> Schedule | None:
         """Return the schedule with the numbers of a table's row; None where they do not fit."""
-        schedule = self._begun(row.beginning).copy()
-        return schedule if self._played(row.rest, schedule) else None
+        schedule = self._begin(row.beginning).copy()
+        return schedule if self._play_rest(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[ScheduleSample]:
         """Return an iterator over the different draws of a sketch that were not returned yet."""
@@ -139,22 +139,22 @@ class SpaceSampler:
             self._draws[sketch] = self._from(sketch, self._seed)
         return self._draws[sketch]
 
-    def _made(self, sketch: int) -> bool:
+    def _make_space(self, sketch: int) -> bool:
         """Make the space as far as this sketch; return whether it has one of that number."""
         self._space.extend(islice(self._left, max(0, sketch + 1 - len(self._space))))
         return sketch < len(self._space)
 
     def _outline(self, sketch: int) -> Outline:
-        if sketch not in self._outlines and self._made(sketch):
+        if sketch not in self._outlines and self._make_space(sketch):
             self._outlines[sketch] = Outline(self._space[sketch], self._budget, self._driver)
         return self._outlines[sketch]
 
     def _from(self, sketch: int, seed: int) -> Iterator[ScheduleSample]:
         outline = self._outline(sketch)
-        begun, failures = self._begun(outline.beginning), 0
+        begun, failures = self._begin(outline.beginning), 0
         for rest in chain((row.rest for row in outline.tabled), outline.draws(Random(seed))):
             schedule = begun.copy()
-            if self._played(rest, schedule):
+            if self._play_rest(rest, schedule):
                 (row,) = features(self._context, [ms.MeasureCandidate(schedule, [])])
                 yield ScheduleSample(sketch, schedule, row)
                 continue
@@ -162,15 +162,15 @@ class SpaceSampler:
             if failures == _MOST_FAILURES:
                 return
 
-    def _begun(self, insts: tuple[Instruction, ...]) -> Schedule:
+    def _begin(self, insts: tuple[Instruction, ...]) -> Schedule:
         """Return a schedule with these steps taken; the caller copies it."""
         if insts not in self._beginnings:
-            schedule = traces.unscheduled(self._module)
+            schedule = traces.new_schedule(self._module)
             Trace(insts, {}).apply_to_schedule(schedule, remove_postproc=True)
             self._beginnings[insts] = schedule
         return self._beginnings[insts]
 
-    def _played(self, rest: Trace, schedule: Schedule) -> bool:
+    def _play_rest(self, rest: Trace, schedule: Schedule) -> bool:
         """Return whether the rest of a trace, and the steps that complete it, could be applied."""
         try:
             rest.apply_to_schedule(schedule, remove_postproc=True)

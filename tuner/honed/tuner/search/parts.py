@@ -151,7 +151,7 @@ def _reduces(schedule: Schedule, block: SBlockRV) -> bool:
     return any(axis.iter_type != SPATIAL or not isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
 
 
-def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
+def axes_kept(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
     """Return the axes of `consumer` that index what it reads of `producer`; None where it reads nothing.
 
     The axes are in the order of the indices. Raises ValueError where it reads more than one element, or at

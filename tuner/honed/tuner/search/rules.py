@@ -29,10 +29,10 @@ from .budget import Budget, Size, Threads
 from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices
 from .sketches.attention import attention, attention_groups, attention_row
 from .sketches.blocked import separable
-from .sketches.grouped import SLICES, GroupTile, grouped, sliced
+from .sketches.grouped import SLICES, GroupTile, tile_grouped, tile_sliced
 from .sketches.one_row import one_row
 from .sketches.tile import points
-from .traces import again, as_module, steps, tune_context, unscheduled
+from .traces import again, as_module, new_schedule, steps, tune_context
 
 _STRUCTURE = "SSSRRSRS"  # Group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
@@ -244,7 +244,7 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     limits, by = rules.sketches, rules.groups.tile if rules.groups is not None else None
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [partial(attention, limits=limits, most=n) for n in lanes]
-    begun = unscheduled(as_module(func))
+    begun = new_schedule(as_module(func))
     if by is not None and by.shared:
         if rows := list(_different(begun, [partial(attention_row, limits=limits, most=n) for n in lanes])):
             return rows
@@ -259,7 +259,7 @@ def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     """Return `space` of two convolutions in one function; empty for all other functions."""
     limits = rules_of(profile).sketches
     tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
-    return list(_different(unscheduled(as_module(func)), tries))
+    return list(_different(new_schedule(as_module(func)), tries))
 
 
 def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
@@ -267,7 +267,7 @@ def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]
     if not profile.family.rows:
         return []
     tries = [partial(one_row, limits=rules_of(profile).sketches)]
-    return list(_different(unscheduled(as_module(func)), tries))
+    return list(_different(new_schedule(as_module(func)), tries))
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
@@ -296,24 +296,24 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
     """
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [
-        partial(grouped, by=by, limits=limits, most=n, ahead=ahead)
+        partial(tile_grouped, by=by, limits=limits, most=n, ahead=ahead)
         for n in (*lanes, 1)
         for ahead in ((True, False) if by.shared else (False,))
     ]
     if _elements(func) <= by.sliced:
-        tries += [partial(sliced, by=by, limits=limits, most=lanes[0], slices=n) for n in SLICES]
+        tries += [partial(tile_sliced, by=by, limits=limits, most=lanes[0], slices=n) for n in SLICES]
     return list(_fitting(func, tries))
 
 
 def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> Iterator[Schedule]:
     """Yield the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
-    return _different(again(_inlined(as_module(func))), tries)
+    return _different(again(_inline(as_module(func))), tries)
 
 
 @lru_cache(maxsize=1)  # Shared by all kinds of sketches of one function
-def _inlined(module: IRModule) -> Schedule:
+def _inline(module: IRModule) -> Schedule:
     """Return a schedule with elementwise blocks inlined, as every sketch does first or goes on from there."""
-    inlined = unscheduled(module)
+    inlined = new_schedule(module)
     inline_elementwise(inlined, Keep.PADDING)
     return inlined
 

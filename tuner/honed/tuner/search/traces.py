@@ -39,7 +39,7 @@ def steps(trace: Trace) -> str:
 
 def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
     """Apply a trace, or its text, and return the schedule; raise LoweringFailed where it does not fit."""
-    schedule = unscheduled(as_module(func))
+    schedule = new_schedule(as_module(func))
     try:
         if isinstance(trace, Trace):
             trace.apply_to_schedule(schedule, remove_postproc=False)
@@ -56,21 +56,21 @@ def as_module(func: tirx.PrimFunc) -> IRModule:
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
 
 
-def unscheduled(module: IRModule) -> Schedule:
+def new_schedule(module: IRModule) -> Schedule:
     """Return a schedule of a module that the caller keeps: shared parts are never changed in place.
 
     Samples taken in it are the same every time. Errors are not rendered, as that prints the whole function.
     """
-    return again(_begun(module))
+    return again(_begin(module))
 
 
 @lru_cache(maxsize=1)  # Making one takes thirty times as long as copying it
-def _begun(module: IRModule) -> Schedule:
+def _begin(module: IRModule) -> Schedule:
     return Schedule(module, seed=1, debug_mask="none", error_render_level="none")
 
 
 def again(schedule: Schedule) -> Schedule:
-    """Return a copy of a schedule that takes the samples of `unscheduled`."""
+    """Return a copy of a schedule that takes the samples of `new_schedule`."""
     made = schedule.copy()
     made.seed(1)
     return made

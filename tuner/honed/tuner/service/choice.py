@@ -26,7 +26,7 @@ PROFILE_SECONDS = 5.0  # Limit of a profile, including the wait for earlier requ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningHistory:
-    """A model's record of tuning under its `key`, as `setup.tuned_as` returns it."""
+    """A model's record of tuning under its `key`, as `setup.tuning_key` returns it."""
 
     key: str
     passes: int = 0  # Number of passes that gave a result
@@ -50,7 +50,7 @@ class TuningCandidate:
     name: str
     seconds: float
     obstacle: str
-    known: TuningHistory
+    history: TuningHistory
     tasks: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -72,21 +72,21 @@ class PassPlan:
 
 def choose(models: Sequence[TuningCandidate], now: float) -> PassPlan | None:
     """Choose what to tune next; None where nothing is worth it. `now` is in seconds since 1970."""
-    ready = [m for m in models if not m.obstacle and not m.known.finished and m.known.retry <= now]
+    ready = [m for m in models if not m.obstacle and not m.history.finished and m.history.retry <= now]
     if not ready:
         return None
-    new = [m for m in ready if not m.known.passes]
+    new = [m for m in ready if not m.history.passes]
     seconds = FIRST_PASS_SECONDS if new else SLICE_SECONDS
     return PassPlan(name=max(new or ready, key=_use).name, seconds=seconds)
 
 
-def failed(known: TuningHistory, reason: str, now: float) -> TuningHistory:
+def after_failure(known: TuningHistory, reason: str, now: float) -> TuningHistory:
     """Return the history after a model could not be tuned: it is not retried for a while."""
     delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
     return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
 
 
-def passed(
+def after_pass(
     known: TuningHistory,
     *,
     finished: bool,
@@ -109,7 +109,7 @@ def passed(
     )
 
 
-def hinted(known: TuningHistory, hints: int) -> TuningHistory:
+def after_hints(known: TuningHistory, hints: int) -> TuningHistory:
     """Return the model as not finished where a hub may have added hints since, else unchanged."""
     return replace(known, finished=False, hints=hints) if hints > known.hints else known
 
@@ -128,7 +128,7 @@ def _share(value: float) -> float:
 
 def _use(model: TuningCandidate) -> tuple[float, float]:
     """Return a model's rank by what can be won; a model that was never used ranks by its headroom alone."""
-    known = model.known
+    known = model.history
     if not model.tasks or known.tasks is None:
         return model.seconds * known.headroom, known.headroom
     # Time in no task (copies, host calls) cannot be won.

@@ -20,7 +20,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS
 
-from .choice import PROFILE_SECONDS, PassPlan, Unprofiled, choose, failed, passed
+from .choice import PROFILE_SECONDS, PassPlan, Unprofiled, after_failure, after_pass, choose
 from .view import TunerView, figures_in, look
 
 REST_SECONDS = 20.0  # Seconds between two looks at the service while nothing is to be tuned
@@ -78,7 +78,7 @@ class Tuner:
                 client.report("nothing is left to tune", figures_in(view.records))
                 return False
             client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
-            if not self._granted():
+            if not self._wait_for_lease():
                 return False
             view = look(client)  # Waiting for the lease may have lasted a while
             if self._profile(client, view):
@@ -107,7 +107,7 @@ class Tuner:
                 learnt = True
         return learnt
 
-    def _granted(self) -> bool:
+    def _wait_for_lease(self) -> bool:
         """Wait a while for the lease, in slices, because a signal does not end a wait.
 
         Return whether it was granted.
@@ -119,7 +119,7 @@ class Tuner:
         return False
 
     def _tune(self, client: Client, view: TunerView, plan: PassPlan) -> None:
-        known = next(m.known for m in view.wanted if m.name == plan.name)
+        known = next(m.history for m in view.wanted if m.name == plan.name)
         from .passes import (
             TuningPass,
         )  # Imported late with TVM, which takes 100 MiB, so that a tuner without models does without
@@ -139,11 +139,11 @@ class Tuner:
                     known = one.run(known)
         except ModelRefused as error:
             _log.warning("%s is not tuned: %s", plan.name, error)
-            known = passed(known, finished=True, headroom=0.0, hints=known.hints)
+            known = after_pass(known, finished=True, headroom=0.0, hints=known.hints)
         except (Unavailable, NotFound):
             raise
         except HonedError as error:
-            known = failed(known, str(error), time.time())
+            known = after_failure(known, str(error), time.time())
             _log.warning("tuning %s failed, it is tried again later: %s", plan.name, error)
         finally:
             self._session = None

@@ -23,9 +23,9 @@ from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import SessionResources, on_device
 from honed.tuner.tune.session import SearchBudget
-from honed.tuner.tune.task import headroom, headrooms, lost_by_forms
+from honed.tuner.tune.task import headroom, headrooms, loss_by_choices
 
-from .choice import PassPlan, TuningHistory, passed
+from .choice import PassPlan, TuningHistory, after_pass
 from .view import TunerView
 
 # A search that had to wait so long for the lease ends, and gives its memory back.
@@ -88,7 +88,7 @@ class TuningPass:
                 records=self._view.records,
                 cache_dir=self._view.cache_dir,
                 seed=known.passes,
-                emit=self._heard,
+                emit=self._handle,
                 gate=self._gate,
                 trust_defaults=True,
                 hints=self._view.hints,
@@ -111,7 +111,7 @@ class TuningPass:
             self._publish(least=_LAST)
             if not session.tasks:
                 return known
-            return passed(
+            return after_pass(
                 known,
                 finished=not session.stopped,
                 headroom=headroom(session.tasks),
@@ -119,7 +119,7 @@ class TuningPass:
                 hints=hints,
             )
 
-    def _heard(self, event: events.News) -> None:
+    def _handle(self, event: events.News) -> None:
         """Handle an event of the working session, which waits until this returns."""
         match event:
             case (
@@ -132,7 +132,7 @@ class TuningPass:
                 # The served version already has the recorded schedules, or default ones.
                 kernels = self._client.show(self._plan.name)["kernels"]
                 tuned = any(ScheduleProvenance.parse(kernel["schedule"]).tried for kernel in kernels)
-                lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
+                lost = loss_by_choices(event.forms, {kernel["task"] for kernel in kernels})
                 self._estimate = event.model.now_us + lost if tuned else event.model.before_us
             case events.Round():
                 self._report(event)
@@ -163,7 +163,7 @@ class TuningPass:
         self._published_at = time.monotonic()
         self._gate.leave()
         why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
-        answer = self._offered(why)
+        answer = self._offer(why)
         if answer is None:
             session.stop()
             return
@@ -174,7 +174,7 @@ class TuningPass:
         with self._client.export(self._plan.name) as served:
             self._serving = served.sha256
 
-    def _offered(self, why: str) -> Map | None:
+    def _offer(self, why: str) -> Map | None:
         """Compile with the schedules found and publish that.
 
         Return None if the service replaced the model meanwhile.

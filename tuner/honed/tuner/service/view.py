@@ -16,9 +16,9 @@ from honed.protocol.results import ModelHistory
 from honed.protocol.service import ModelFigures, Status
 from honed.runtime.client import Client
 from honed.tuner.records import Records
-from honed.tuner.setup import setup_for, tuned_as
+from honed.tuner.setup import setup_for, tuning_key
 
-from .choice import TuningCandidate, TuningHistory, Unprofiled, hinted, worth_profiling
+from .choice import TuningCandidate, TuningHistory, Unprofiled, after_hints, worth_profiling
 
 _log = logging.getLogger(__name__)
 
@@ -100,10 +100,10 @@ def look(client: Client) -> TunerView:
     wanted, unprofiled = [], []
     for model in (*metrics.models, *metrics.variants):
         history = client.ask(methods.MODEL_HISTORY, HistoryParams(name=model.name))
-        one = _wanted(client, model, history, devices, memory, is_variant=model.name in variants)
-        one = replace(one, known=hinted(one.known, latest.get(model.name, 0)))
+        one = _candidate_of(client, model, history, devices, memory, is_variant=model.name in variants)
+        one = replace(one, history=after_hints(one.history, latest.get(model.name, 0)))
         wanted.append(one)
-        if one.obstacle or one.known.finished or model.engine != "gpu" or not model.ready:
+        if one.obstacle or one.history.finished or model.engine != "gpu" or not model.ready:
             continue
         version = Unprofiled(model.name, model.sha256)
         if worth_profiling(version, model.spent, history.latency):
@@ -119,7 +119,7 @@ def look(client: Client) -> TunerView:
     )
 
 
-def _wanted(
+def _candidate_of(
     client: Client,
     model: ModelFigures,
     history: ModelHistory,
@@ -147,9 +147,9 @@ def _wanted(
         obstacle = f"version {history.version} is pinned"
     elif history.on_trial:
         obstacle = "its new version is on trial"
-    known = memory.get(name, tuned_as(source, setup))
+    known = memory.get(name, tuning_key(source, setup))
     return TuningCandidate(
-        name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known
+        name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, history=known
     )
 
 

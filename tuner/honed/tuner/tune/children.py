@@ -60,7 +60,7 @@ def sweep(place: Path, prefix: str) -> None:
         with suppress(OSError, ValueError):
             about = folder.lstat()
             ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-            if ours and ProcessIdentity.parse((folder / _OWNER).read_text()).gone():
+            if ours and ProcessIdentity.parse((folder / _OWNER).read_text()).has_ended():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -166,13 +166,13 @@ class SearchChild:
             calibration=calibration and calibration.absolute(),
             existing_build=existing_build and existing_build.absolute(),
         )
-        return self._found(call)
+        return self._extract(call)
 
     def adopt(self, func: str, name: str, outputs: int) -> ModelTasks:
         """Adopt one function, as TVM's JSON text, as the only task, run once; raises as `extract` does."""
-        return self._found(Adopt(func=func, name=name, outputs=outputs))
+        return self._extract(Adopt(func=func, name=name, outputs=outputs))
 
-    def _found(self, call: Call[ModelTasks]) -> ModelTasks:
+    def _extract(self, call: Call[ModelTasks]) -> ModelTasks:
         """Return the answer; ask once more where a signal from elsewhere ended the child."""
         for last in (False, True):
             try:
@@ -206,11 +206,11 @@ class SearchChild:
         `known` are traces with their seconds (None: refused), `related` the best of other tasks.
         """
         call = Propose(task=task, known=tuple(known), related=tuple(related), round=round_)
-        self._started().begin(call)
+        self._start().begin(call)
 
     def collect(self) -> Proposed:
         """Wait for the batch that `begin` requested, and return it."""
-        proposed = self._answered(lambda child: child.answer(Propose, self._deadlines.propose))
+        proposed = self._call(lambda child: child.answer(Propose, self._deadlines.propose))
         if proposed is None:
             raise NoSchedule("no schedule rule fits the function")
         return proposed
@@ -226,11 +226,11 @@ class SearchChild:
         return self._ask(UpdateCostModel(task=task, results=dict(results)), self._deadlines.propose)
 
     def _ask(self, call: Call[R], seconds: float) -> R:
-        return self._answered(lambda child: child.call(call, seconds=seconds))
+        return self._call(lambda child: child.call(call, seconds=seconds))
 
-    def _answered(self, ask: Callable[[RpcChild], R]) -> R:
+    def _call(self, ask: Callable[[RpcChild], R]) -> R:
         try:
-            return ask(self._started())
+            return ask(self._start())
         except ChildCrashed as ended:
             self._child = None
             raise SearchFailed(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
@@ -239,7 +239,7 @@ class SearchChild:
         except HonedError as error:
             raise SearchFailed(str(error)) from error
 
-    def _started(self) -> RpcChild:
+    def _start(self) -> RpcChild:
         """Return the child, and start it first where there is none."""
         if self._child is not None:
             return self._child
@@ -312,7 +312,7 @@ class Proposals:
         with self._waiting():
             return self.search.default(task, following, settle=not self._ahead)
 
-    def hinted(self, task: TuningTask) -> bool:
+    def has_hints(self, task: TuningTask) -> bool:
         """Return whether a hub's records have something to try for a task."""
         return bool(self._records.hints(task.key, self._setup, self._hints))
 
@@ -334,7 +334,7 @@ class Proposals:
         """Have the next batch of a task made beside other work, until `settle`."""
         if not self._ahead or progress is None or progress.task.key in self._made:
             return
-        stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)
+        stale = self._records.stale(progress.task.key, self._setup) or self.has_hints(progress.task)
         if progress.rounds == 0 and stale:
             return
         with suppress(SearchFailed):  # The error is raised again when this batch is requested
@@ -361,7 +361,7 @@ class Proposals:
             return None
         key = progress.task.key
         stale = self._records.stale(key, self._setup)
-        entries = self._hinted(progress.task)
+        entries = self._candidates_of_hints(progress.task)
         if not stale and not entries:
             return None
         loaded = self.search.load(progress.task)
@@ -370,7 +370,7 @@ class Proposals:
             return None
         return Proposed(loaded=loaded, entries=tuple(entries), way=SearchStrategy.REVALIDATED, last=False)
 
-    def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
+    def _candidates_of_hints(self, task: TuningTask) -> list[ProposedCandidate]:
         """Return the candidates of a hub's records that fit a task.
 
         They are tried one by one, so that a record that breaks the search is noted and skipped.
@@ -395,14 +395,14 @@ class Proposals:
 
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
-        known = self._known(task.key) if self.search.load(task).fresh else []
+        known = self._traces_measured(task.key) if self.search.load(task).fresh else []
         related: list[str] = []
         # The child picks the related ones from the best schedules of all other tasks
         if progress.rounds == 0:
             related = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
         self.search.begin(task, known, related, progress.rounds)
 
-    def _known(self, key: str) -> list[tuple[str, float | None]]:
+    def _traces_measured(self, key: str) -> list[tuple[str, float | None]]:
         """Return traces measured before on this setup; those in quarantine come as refused."""
         return [
             (c.trace, c.timing.fair_s if c.outcome is StoredOutcome.RIGHT and c.timing else None)

@@ -49,10 +49,10 @@ def publish(job: Tune, emit: Emit, run: SessionResources) -> Publication:
     A bench checks no answers, and a farm's model is compared where it is added.
     """
     if job.instrument is None:
-        return _measured(job, emit, run)
+        return _compile_and_compare(job, emit, run)
     outcome = Publication(
         sentence=(_BY_OTHERS if run.instrument.answers else _PREDICTED).format(
-            device=run.profile.identity.name, gained=_gained(run.session)
+            device=run.profile.identity.name, gained=_gain_text(run.session)
         )
     )
     if job.output is None or not run.session.tasks:
@@ -63,7 +63,7 @@ def publish(job: Tune, emit: Emit, run: SessionResources) -> Publication:
     return replace(outcome, output=str(job.output))
 
 
-def _measured(job: Tune, emit: Emit, run: SessionResources) -> Publication:
+def _compile_and_compare(job: Tune, emit: Emit, run: SessionResources) -> Publication:
     """Compile with the best schedules and compare with the version served now.
 
     Keep the result only if it is faster.
@@ -129,7 +129,7 @@ def _sentence(found: Compared) -> str:
     return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
 
 
-def _gained(session: TuningSession) -> str:
+def _gain_text(session: TuningSession) -> str:
     model = session.table().model
     if not session.improved:
         return _nothing(session)
@@ -138,14 +138,14 @@ def _gained(session: TuningSession) -> str:
 
 def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:
     """Extract the tasks and time their default schedules; search nothing."""
-    with _opened(job, emit) as run:
+    with _open(job, emit) as run:
         run.session.run(_extraction(job, run), SearchBudget(trials=0))
     return events.Done()
 
 
 def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
     """Tune within the budget, compile with the best schedules, and compare."""
-    with _stoppable() as stop, _opened(job, emit, job.seed) as run:
+    with _stoppable() as stop, _open(job, emit, job.seed) as run:
         stop.session = run.session
         if stop.asked:
             run.session.stop()
@@ -181,7 +181,7 @@ def _stoppable() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionResources:
+def _open(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionResources:
     return SessionResources(
         job.name or job.file.stem,
         _instrument(job),

@@ -63,14 +63,14 @@ def main() -> int:
             device = devices.select(options.device)
             with load(options.old, device) as old, load(options.new, device) as new:
                 wrong = next((str(d) for d in verification.check_probes(new) if not d.right), "")
-                say(_timed(old, new, wrong))
+                say(_time_in_turns(old, new, wrong))
         except HonedError as error:
             say({"failed": str(error)})
             return 1
     return 0
 
 
-def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | str]:
+def _time_in_turns(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | str]:
     inputs = _inputs(new)
 
     def run(executor: Executor) -> float:

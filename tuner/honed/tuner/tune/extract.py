@@ -22,20 +22,20 @@ from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import frontend
 from honed.tuner.compiler import sized
-from honed.tuner.compiler.compile import compiled_before, prepare
+from honed.tuner.compiler.compile import prepare, read_existing_build
 from honed.tuner.compiler.fusion import FusionAlternatives, FusionPolicy, fusion_policy
 from honed.tuner.compiler.partition import PartitionedModel
-from honed.tuner.lower.functions.updates import kept
+from honed.tuner.lower.functions.updates import parameters_kept
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.sums import in_stages, most_additions, reductions
 from honed.tuner.lower.workload import (
+    count_reached_bytes,
     function_flops,
     mark_constants,
-    marked,
+    marks_of,
     parameters,
-    reached_bytes,
     task_key,
 )
 from honed.tuner.measure.candidate import Workload
@@ -87,10 +87,10 @@ def extract(
     have the sizes that `existing_build` was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
-    normalised, before = prepared.normalised, compiled_before(existing_build, prepared, precision)
+    normalised, before = prepared.normalised, read_existing_build(existing_build, prepared, precision)
     if precision == "auto":
-        choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=before)
-        normalised = choose.applied(choice, normalised)
+        choice = choose.decide(prepared.source, normalised, profile, calibration=calibration, like=before)
+        normalised = choose.apply(choice, normalised)
     joining = fusion_policy(profile)
     legal = legal_model(frontend.import_relax(normalised), profile, joining)
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
@@ -99,9 +99,9 @@ def extract(
     tasks = [
         Extracted(_task(func, name, task_key(func), weights[name], outputs[name]), func)
         for name, func in legal.functions.items()
-        if not kept(func)
+        if not parameters_kept(func)
     ]
-    updates = {task_key(func): name for name, func in legal.functions.items() if kept(func)}
+    updates = {task_key(func): name for name, func in legal.functions.items() if parameters_kept(func)}
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, {one.task.key for one in tasks}, profile)
     whole = Extraction(
@@ -126,7 +126,7 @@ def _of_parts(
 
     Partitions that cannot be compiled are skipped.
     """
-    sizes, _ = sized.wanted(cut, (), like)
+    sizes, _ = sized.choose_sizes(cut, (), like)
     for observed in sizes:
         assert cut is not None
         with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
@@ -168,7 +168,7 @@ def _rivals(
         if not found >= set(contest.keys(contest.expected)):
             continue  # A call outside the found tasks, or one with other constants elsewhere
         contests.append(contest)
-        for one in (forms.joined, *forms.apart):
+        for one in (forms.fused, *forms.unfused):
             func = mark_constants(one.func, one.constants, profile)
             key = task_key(func)
             if key not in found:
@@ -201,11 +201,11 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -
         name=name,
         weight=weight,
         flops=function_flops(func),
-        bytes=reached_bytes(func),
+        bytes=count_reached_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
         outputs=outputs,
-        constants=marked(func),
+        constants=marks_of(func),
     )
 
 
@@ -260,7 +260,7 @@ def workload(
         sets=0 if seed is None else SETS,
         folder=folder,
         flops=function_flops(func),
-        bytes=reached_bytes(func),
+        bytes=count_reached_bytes(func),
         tolerance=tolerances(func, outputs),
         constants=tuple(constants),
     )

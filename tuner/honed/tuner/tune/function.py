@@ -84,10 +84,12 @@ def tune_function(
         budget = SearchBudget(trials=trials, seconds=seconds)
         run.session.run(lambda: run.search.adopt(text, name, outputs), budget)
         (progress,) = run.session.tasks
-    return _tuned(func, name, progress, run.profile)
+    return _result_of(func, name, progress, run.profile)
 
 
-def _tuned(func: tirx.PrimFunc, name: str, progress: TaskProgress, profile: DeviceProfile) -> TunedFunction:
+def _result_of(
+    func: tirx.PrimFunc, name: str, progress: TaskProgress, profile: DeviceProfile
+) -> TunedFunction:
     if progress.default is None or progress.best is None:
         raise DeviceError(f"{name} cannot be tuned: {progress.reason}")
     target, trace = target_for(profile), progress.best_trace

@@ -125,16 +125,16 @@ class Searcher(RpcServer):
             calibration=call.calibration,
             existing_build=call.existing_build,
         )
-        return self._kept(found)
+        return self._keep(found)
 
     def _adopt(self, call: Adopt) -> ModelTasks:
         func = tvm.ir.load_json(call.func)
         if not isinstance(func, tvm.tirx.PrimFunc):
             raise InvalidArgument(f"{call.name} is no PrimFunc; give one")
         only = adopt(func, call.name, call.outputs)
-        return self._kept(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
+        return self._keep(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
-    def _kept(self, found: Extraction) -> ModelTasks:
+    def _keep(self, found: Extraction) -> ModelTasks:
         tasks = (*found.tasks, *found.rivals)
         for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
@@ -241,18 +241,18 @@ class TaskSearch:
     def propose(self, loaded: LoadedTask, call: Propose) -> Proposed | None:
         """Return a batch of candidates; None where no rule fits the function."""
         if self._batches is None:
-            self._batches = self._begun(call.related, call.round)
+            self._batches = self._begin(call.related, call.round)
         if self._batches is None:
             return None
         for trace, seconds in call.known:
             with suppress(LoweringFailed):
-                self._batches.know(trace, _measured(seconds))
+                self._batches.know(trace, _seconds_or_infinity(seconds))
         batch = self._batches.next()
         self._proposed |= {p.id: p for p in batch.proposals}
         entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
         return Proposed(loaded=loaded, entries=entries, way=batch.way, last=batch.last)
 
-    def _begun(self, related: Sequence[str], round_: int) -> Batches | None:
+    def _begin(self, related: Sequence[str], round_: int) -> Batches | None:
         func, searcher = narrow_indices(self.func), self._searcher
         target, profile = searcher.making.target, searcher.making.profile
         sketches = space(func, target, profile)
@@ -288,7 +288,7 @@ class TaskSearch:
         known = [(self._proposed.pop(i), s) for i, s in results.items() if i in self._proposed]
         if not known or self._batches is None:
             return None
-        seconds = np.array([_measured(s) for _, s in known])
+        seconds = np.array([_seconds_or_infinity(s) for _, s in known])
         scores = [p.score for p, _ in known]
         ranked = None if None in scores else ranking(np.array(scores, np.float32), seconds)
         model = self._searcher.model
@@ -322,7 +322,7 @@ def _cost_model(file: Path, prior: Prior | None) -> CostModel:
         return CostModel(WIDTH, prior=prior)
 
 
-def _measured(seconds: float | None) -> float:
+def _seconds_or_infinity(seconds: float | None) -> float:
     return np.inf if seconds is None else float(seconds)
 
 

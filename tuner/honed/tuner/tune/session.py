@@ -71,7 +71,7 @@ class Rooflines:
             if not p.task.opaque:
                 p.roofline = self.of(p.task)
 
-    def doubted(self, tasks: Iterable[TaskProgress]) -> bool:
+    def are_doubtful(self, tasks: Iterable[TaskProgress]) -> bool:
         """Return whether some task comes so near to the peaks that they are worth measuring again."""
         return any(p.beyond for p in tasks) and time.monotonic() - self._measured_at >= _PEAKS_SECONDS
 
@@ -172,7 +172,7 @@ class TuningSession:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         self._budget = budget
         with self._trying:
-            self.records.abandoned()
+            self.records.quarantine_abandoned()
             if self._may_go_on():
                 self._extract(found)
                 self._time_defaults()
@@ -181,7 +181,7 @@ class TuningSession:
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 self._judge()
             self.emit(copy_fields(events.TasksFound, self.table()))
-            if self.tasks and not self._spent():
+            if self.tasks and not self._is_spent():
                 self._note_start()
             cut = self._search()
             self._condemn(settle=True)
@@ -189,11 +189,11 @@ class TuningSession:
 
     def _search(self) -> bool:
         """Run rounds until none is worth it; return whether the budget or `stop` ended them before that."""
-        while not self._spent():
+        while not self._is_spent():
             progress = next_task(self.tasks)
             if progress is not None:
                 self._round(progress)
-            if not self._spent() and not self._time_rival() and progress is None:
+            if not self._is_spent() and not self._time_rival() and progress is None:
                 return False
         return True
 
@@ -254,7 +254,7 @@ class TuningSession:
             try:
                 self._time_default(progress, following, last=last)
             except SearchFailed as broke:
-                self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
+                self._record_break(progress, f"its default schedule cannot be made: {broke}", broke)
         self._gate.leave()
 
     def _time_default(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
@@ -284,15 +284,15 @@ class TuningSession:
 
     def _take_default(self, progress: TaskProgress, seconds: float) -> None:
         progress.default = seconds
-        progress.found(seconds, None)
+        progress.record_time(seconds, None)
         self._recall(progress)
 
     def _recall(self, progress: TaskProgress) -> None:
         """Use the best recorded schedule, where it is better."""
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
-            progress.found(best.timing.fair_s, best.trace)
-        progress.hinted = self._proposals.hinted(progress.task)
+            progress.record_time(best.timing.fair_s, best.trace)
+        progress.hinted = self._proposals.has_hints(progress.task)
 
     def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
         """Have the measuring child load a task unless it has."""
@@ -303,7 +303,7 @@ class TuningSession:
     def _doubt_peaks(self, tasks: Sequence[TaskProgress]) -> None:
         """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low."""
         self._rooflines.take(self._trying.measurer.peaks, self.tasks)
-        if self._rooflines.doubted(tasks) and self._may_go_on():
+        if self._rooflines.are_doubtful(tasks) and self._may_go_on():
             self._rooflines.measure_again(self.tasks)
 
     def _note_start(self) -> None:
@@ -358,21 +358,21 @@ class TuningSession:
             self._proposals.settle()
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
-            tried = self.trials > made or self._spent()
+            tried = self.trials > made or self._is_spent()
             progress.idle = 0 if tried else progress.idle + 1
             if not proposed.entries or progress.idle >= _IDLE:
                 progress.exhaust()
         except SearchFailed as error:
             self._trying.unload()
             batch.broke = True
-            self._broken(progress, f"its search ended: {error}", error)
+            self._record_break(progress, f"its search ended: {error}", error)
         return batch
 
     def _note_progress(self, trials: int) -> None:
         """Record the model's estimated latency after `trials` more trials, for its history."""
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
-    def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
+    def _record_break(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
         progress.breaks += 1
         progress.failures["compiler"] += 1
         self.emit(events.SearchCrashed(task=progress.task.key, reason=reason))
@@ -384,11 +384,11 @@ class TuningSession:
         entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
         for n, entry in enumerate(entries):
-            if self._spent():
+            if self._is_spent():
                 break
             if entry.candidate is None:
                 results[entry.id] = None
-                self._filtered(progress, entry.refused)
+                self._count_filtered(progress, entry.refused)
                 continue
             self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
@@ -402,10 +402,10 @@ class TuningSession:
                 continue
             results[entry.id] = trial.seconds
             if not trial.ran:
-                self._filtered(progress, trial.verdict.reason)
+                self._count_filtered(progress, trial.verdict.reason)
                 continue
             if trial.seconds is not None:
-                progress.found(trial.seconds, entry.trace)
+                progress.record_time(trial.seconds, entry.trace)
             self._tell(progress, trial)
         self._trying.withdraw()
         return results
@@ -415,7 +415,7 @@ class TuningSession:
         ahead, allowed = self._trying.measurer.ahead, self._budget.trials
         return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
-    def _filtered(self, progress: TaskProgress, reason: str) -> None:
+    def _count_filtered(self, progress: TaskProgress, reason: str) -> None:
         """Count a candidate that was refused before the device saw it; it is no trial."""
         progress.filtered[reason] += 1
         self.emit(events.Filtered(task=progress.task.key, reason=reason))
@@ -423,7 +423,7 @@ class TuningSession:
     def _condemn(self, *, settle: bool = False) -> None:
         """Drop schedules that were judged right but have since turned out to have faulted."""
         by_key = {p.task.key: p for p in self.tasks}
-        for one, reason in self._trying.condemned(settle=settle):
+        for one, reason in self._trying.take_condemned(settle=settle):
             progress = by_key[one.task]
             self.emit(events.CandidateCondemned(task=one.task, reason=reason))
             if one.trace is None:
@@ -450,7 +450,7 @@ class TuningSession:
             )
         )
 
-    def _spent(self) -> bool:
+    def _is_spent(self) -> bool:
         budget = self._budget
         out_of_time = budget.seconds is not None and self.seconds >= budget.seconds
         out_of_trials = budget.trials is not None and self.trials >= budget.trials

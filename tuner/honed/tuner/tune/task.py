@@ -143,7 +143,7 @@ class TaskProgress:
         else:
             self.skip("no schedule but the default one was found")
 
-    def found(self, seconds: float, trace: str | None) -> None:
+    def record_time(self, seconds: float, trace: str | None) -> None:
         """Note that a right candidate took `seconds`."""
         if self.best is None or seconds < self.best:
             self.best, self.best_trace = seconds, trace
@@ -274,7 +274,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlterna
     least = {p.task.key: p.roofline for p in tasks}
     moved, rival = Counter[str](), Counter[str]()
     for one in contests:
-        taken = one.taken(seconds)
+        taken = one.choose(seconds)
         if taken != one.expected:
             moved.update(_runs(one, taken))
             moved.subtract(_runs(one, one.expected))
@@ -285,7 +285,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlterna
         p.extra_runs, p.alternative_runs = moved[p.task.key], rival[p.task.key]
 
 
-def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
+def loss_by_choices(forms: Iterable[FusionRow], served: Collection[str]) -> float:
     """Return how many µs longer an inference takes as tasks are `served` than with the best alternatives."""
     whole = 0.0
     for one in forms:
@@ -314,7 +314,7 @@ def two_forms_rows(
             joined=one.fused,
             apart=one.unfused,
             calls=one.calls,
-            taken=one.taken(seconds),
+            taken=one.choose(seconds),
             joined_us=_microseconds(one.times(seconds).fused),
             apart_us=_microseconds(one.times(seconds).unfused),
         )

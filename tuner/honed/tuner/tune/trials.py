@@ -191,7 +191,7 @@ class Trials:
         number = self._flight.pop(candidate.id, None)
         if number is None:
             return TrialResult(verdict=verdict, ran=False)
-        return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
+        return TrialResult(verdict=self._record(candidate.id, number, trace, verdict), ran=True)
 
     def withdraw(self) -> None:
         """End a batch: withdraw prepared candidates that never ran, and forget builds.
@@ -200,13 +200,13 @@ class Trials:
         """
         for name, verdict in self.measurer.forget().items():
             if name in self._flight:
-                self._recorded(name, self._flight.pop(name), self._tried[name][0], verdict)
+                self._record(name, self._flight.pop(name), self._tried[name][0], verdict)
         for number in self._flight.values():
             with suppress(HonedError):
                 self.records.withdraw(number)
         self._flight.clear()
 
-    def _recorded(self, candidate_id: str, number: int, trace: str, verdict: Verdict) -> Verdict:
+    def _record(self, candidate_id: str, number: int, trace: str, verdict: Verdict) -> Verdict:
         """Complete the verdict, record it, and return it as recorded."""
         story = self._story(candidate_id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
@@ -215,7 +215,7 @@ class Trials:
         self.records.finish(number, verdict)
         return verdict
 
-    def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
+    def take_condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
         """Return candidates, now in quarantine, whose faults were logged after their verdicts, with reasons.
 
         With `settle`, wait until a fault of the last candidate must be in the kernel log.

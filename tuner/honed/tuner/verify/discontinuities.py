@@ -22,7 +22,7 @@ from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import Reference, ReferenceFailure, at_level, evaluate
 from .graphs import MOVING, SourceGraph, info
-from .tolerance import compared, work
+from .tolerance import compare_value, work
 
 # A function into [-1, 1] before an output counts as a step, too: it hides large inputs, so that 1e-7 in place
 # of 2e-7 says nothing about the model, while its input does.
@@ -95,13 +95,13 @@ def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
 
     None where some do not, or values are large.
     """
-    if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
+    if not any(node.op_type in _QUANTISING for node in graphs.inline_functions(model).graph.node):
         return None  # Opening the model takes far longer than this test
-    apart = opened(model)
+    apart = open_at_steps(model)
     return apart if apart is not None and apart.only_quantises and _small(apart) else None
 
 
-def opened(model: onnx.ModelProto) -> PiecewiseModel | None:
+def open_at_steps(model: onnx.ModelProto) -> PiecewiseModel | None:
     """Open a model with static shapes at its steps; None where it has none that can be opened."""
     graph = SourceGraph(model)
     model, known, varying, nodes = graph.model, graph.known, graph.varying, graph.model.graph.node
@@ -119,10 +119,10 @@ def opened(model: onnx.ModelProto) -> PiecewiseModel | None:
     read = dict.fromkeys(name for step in steps for name in step.input)
     before = tuple(name for name in read if name in varying and name not in own and name not in after)
     taken = own | {name for node in nodes for name in (*node.input, *node.output)}
-    given = {name: _unused(f"{name}, given", taken) for name in before}
-    made = {name: _unused(f"{name}, made", taken) for name in after}
+    given = {name: _unique_name(f"{name}, given", taken) for name in before}
+    made = {name: _unique_name(f"{name}, made", taken) for name in after}
     return PiecewiseModel(
-        model=_apart(model, numbered, known, given, made),
+        model=_disconnect(model, numbered, known, given, made),
         before=before,
         after=after,
         given=given,
@@ -139,7 +139,7 @@ def opened(model: onnx.ModelProto) -> PiecewiseModel | None:
     )
 
 
-def _apart(
+def _disconnect(
     model: onnx.ModelProto,
     steps: Collection[int],
     known: Mapping[str, graphs.TypedValue],
@@ -152,9 +152,9 @@ def _apart(
     """
     outputs = [value for value in model.graph.output if value.name not in made]
     there = {value.name for value in outputs}
-    return graphs.remade(
+    return graphs.rebuild_model(
         model,
-        [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
+        [_rename(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
             *model.graph.input,
             *(info(known[name], other) for name, other in given.items()),
@@ -173,20 +173,20 @@ def moving(model: onnx.ModelProto, apart: PiecewiseModel, sizes: Mapping[str, fl
 
     `sizes` gives the largest noise by value. Each run of the model adds other noise.
     """
-    model = graphs.inlined(model)
+    model = graphs.inline_functions(model)
     taken = set(apart.given.values()) | set(apart.made.values())
     taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
-    moved = {name: _unused(f"{name}, moved", taken) for name in sizes}
+    moved = {name: _unique_name(f"{name}, moved", taken) for name in sizes}
     types = {value.name: value.type.tensor_type.elem_type for value in apart.model.graph.input}
     nodes: list[onnx.NodeProto] = []
     for node, other in zip(model.graph.node, apart.model.graph.node, strict=True):
         is_step = list(node.output) != list(other.output)
-        nodes.append(_renamed(node, moved, {}) if is_step else node)
+        nodes.append(_rename(node, moved, {}) if is_step else node)
         for name in node.output:
             if name in moved:
                 typed = types[apart.given[name]]
-                nodes += _noise(name, moved[name], _unused(f"{name}, added", taken), sizes[name], typed)
-    return graphs.remade(model, nodes, list(model.graph.input), list(model.graph.output))
+                nodes += _noise(name, moved[name], _unique_name(f"{name}, added", taken), sizes[name], typed)
+    return graphs.rebuild_model(model, nodes, list(model.graph.input), list(model.graph.output))
 
 
 def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[onnx.NodeProto]:
@@ -202,24 +202,26 @@ def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[o
 def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with one of its outputs."""
     outputs = [value for value in model.graph.output if value.name == name]
-    return graphs.remade(model, list(model.graph.node), list(model.graph.input), outputs)
+    return graphs.rebuild_model(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
 def exposing(model: onnx.ModelProto, apart: PiecewiseModel) -> onnx.ModelProto:
     """Return the model with the values at its steps among its outputs."""
-    exposed = graphs.copied(graphs.inlined(model))
+    exposed = graphs.copy_model(graphs.inline_functions(model))
     there = {value.name for value in exposed.graph.output}
     typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
     exposed.graph.output.extend(typed[name] for name in (*apart.before, *apart.after) if name not in there)
     return exposed
 
 
-def opened_with(model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits) -> Opened | None:
+def open_with_reference(
+    model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits
+) -> Opened | None:
     """Return a model opened at its steps, and the reference's values, also at the steps.
 
     Returns None where the model has no steps, or their values cannot be computed.
     """
-    apart = opened(model)
+    apart = open_at_steps(model)
     if apart is None or not _small(apart):
         return None
     reference = evaluate(exposing(model, apart), list(inputs), limits)
@@ -274,7 +276,7 @@ def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]
     return found
 
 
-def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
+def _rename(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
     other = onnx.NodeProto()
     other.CopyFrom(node)
     other.input[:] = [given.get(name, name) for name in node.input]
@@ -282,7 +284,7 @@ def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, 
     return other
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def _unique_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "'"
     taken.add(name)
@@ -308,7 +310,7 @@ def selections(
 
     `reference` has its outputs for `inputs`, `tolerance` how far each may be off. No output is in two.
     """
-    model = graphs.inlined(model)
+    model = graphs.inline_functions(model)
     found: list[Selection] = []
     known, names = graphs.infer(model), graphs.outputs(model)
     for node in [n for n in model.graph.node if n.op_type == "TopK"][:_MOST_SELECTIONS]:
@@ -317,7 +319,7 @@ def selections(
             continue
         axis = graphs.attribute(node, "axis", -1) % len(made.shape)
         order = np.random.default_rng(0).permutation(made.shape[axis])
-        moved = evaluate(_reordered(model, node, axis, order), list(inputs[:1]), limits)
+        moved = evaluate(_reorder(model, node, axis, order), list(inputs[:1]), limits)
         if isinstance(moved, ReferenceFailure) or order.size < 2:
             continue
         taken = {n for each in found for n in each.outputs}
@@ -355,11 +357,11 @@ def _scores(
             yield number
 
 
-def _reordered(
+def _reorder(
     model: onnx.ModelProto, selection: onnx.NodeProto, axis: int, order: np.ndarray
 ) -> onnx.ModelProto:
     """Return the model with the result of a selecting node in another order."""
-    made = graphs.copied(model)
+    made = graphs.copy_model(model)
     del made.graph.node[:]
     indices = f"{selection.output[0] or selection.output[1]}, order"
     made.graph.initializer.append(numpy_helper.from_array(order.astype(np.int64), indices))
@@ -435,9 +437,9 @@ def judge(
     `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and returns its outputs for
     each, by name, one set after the other, and stops at the first that is wrong. `precision` is that of the
     arithmetic, `tolerance` the allowed error of the whole if it had no steps, both as in the module
-    `tolerance`. `known` is the result of `opened_with` for the model and inputs, if available.
+    `tolerance`. `known` is the result of `open_with_reference` for the model and inputs, if available.
     """
-    found = known or opened_with(model, inputs, limits)
+    found = known or open_with_reference(model, inputs, limits)
     if found is None:
         return None
     apart, reference = found
@@ -446,7 +448,7 @@ def judge(
     errors: dict[str, float] = {}
     try:
         for values, given, made in zip(reference, feeds, run(apart.model, feeds), strict=True):
-            for difference in parts.compared_all(given, values, made):
+            for difference in parts.compare_all(given, values, made):
                 if not difference.right:
                     why = f"{difference}, given the reference's own values at each step"
                     return PiecewiseVerification(wrong=why, blamed=(apart.model, given))
@@ -456,13 +458,13 @@ def judge(
     least = {name: _OF_ONE / _largest([values[name] for values in reference]) for name in apart.bounded}
     optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
     chosen = selections(model, inputs, reference, tolerance, limits)
-    by_noise = _changes(_shifted(model, apart, inputs, reference, errors, limits), chosen, tolerance)
+    by_noise = _changes(_shift_steps(model, apart, inputs, reference, errors, limits), chosen, tolerance)
     by_both = dict(by_noise)
     if isinstance(optimised, Reference):
         others = list(zip(reference, optimised.outputs, strict=True))
         by_both = {n: by_noise.get(n, []) + far for n, far in _changes(others, chosen, tolerance).items()}
     moved = {name: max(by_both.get(name, []), default=0.0) for name in graphs.outputs(model)}
-    allowed = _allowed(tolerance, moved, least)
+    allowed = _tolerances(tolerance, moved, least)
     never_less = ((name, min(far)) for name, far in by_noise.items())
     undetermined = next(
         (
@@ -491,16 +493,16 @@ def allowance(
     That is its `tolerance`, or where the model has steps, as much as the reference moves when it rounds
     differently before them.
     """
-    found = opened_with(model, inputs, limits)
+    found = open_with_reference(model, inputs, limits)
     if found is None:
         return tuple(tolerance)
     apart, reference = found
-    by_noise = _changes(_shifted(model, apart, inputs, reference, {}, limits), (), ())
+    by_noise = _changes(_shift_steps(model, apart, inputs, reference, {}, limits), (), ())
     moved = {name: max(by_noise.get(name, []), default=0.0) for name in graphs.outputs(model)}
-    return _allowed(tolerance, moved, {})
+    return _tolerances(tolerance, moved, {})
 
 
-def _allowed(
+def _tolerances(
     tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
 ) -> tuple[float, ...]:
     """Return how far outputs may be off: `least`, or more where rounding differently moves the reference."""
@@ -521,16 +523,16 @@ class _Parts:
         self._limits = limits
         self._work = work(apart.model, graphs.infer(apart.model))
 
-    def compared_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
+    def compare_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
         """Yield the difference of each output of one run from the reference on the same inputs."""
         for name in found:
-            difference = self.compared(name, reference, found)
+            difference = self.compare(name, reference, found)
             if not difference.right and name in self._apart.inside:
-                most = max(difference.tolerance, self._moved(name, given, reference))
+                most = max(difference.tolerance, self._inner_tolerance(name, given, reference))
                 difference = replace(difference, tolerance=most)
             yield difference
 
-    def _moved(self, name: str, given: Arrays, reference: Arrays) -> float:
+    def _inner_tolerance(self, name: str, given: Arrays, reference: Arrays) -> float:
         """Return how far an operator that rounds inside may be off: twice what moving its inputs changes.
 
         The inputs move by a hundredth of a quantum, because the rounding inside cannot be observed.
@@ -551,21 +553,21 @@ class _Parts:
             return 0.0
         return min(2 * max(_change(reference[original], each[name]) for each in moved.outputs), _INSIDE)
 
-    def compared(self, name: str, reference: Arrays, found: Arrays) -> Difference:
+    def compare(self, name: str, reference: Arrays, found: Arrays) -> Difference:
         """Return how far output `name` of the opened model is off.
 
         An error of one quantum does not count where it is permitted.
         """
         original = self._original.get(name, name)
         expected, got = reference[original], found[name]
-        allowed = self._work.allowed(expected.dtype.name, self._precision)
+        allowed = self._work.tolerance_of(expected.dtype.name, self._precision)
         alike = (expected.dtype, expected.shape) == (got.dtype, got.shape) and expected.dtype.kind in "iu"
         if alike and name != original and original in self._apart.quantising:
             differs = expected != got
             off = np.abs(expected[differs].astype(np.int64) - got[differs].astype(np.int64))
             if off.max(initial=0) <= 1 and off.size <= max(1, _OFF_BY_ONE * expected.size):
                 got = expected
-        return compared(expected, got, max(allowed, self._least(name, expected)), original)
+        return compare_value(expected, got, max(allowed, self._least(name, expected)), original)
 
     def _least(self, name: str, expected: np.ndarray) -> float:
         """Return the least tolerance of a value between steps, as a share of its range.
@@ -581,7 +583,7 @@ class _Parts:
 _Pairs = Sequence[tuple[Arrays, Arrays]]  # Outputs of the reference, and those when it rounds differently
 
 
-def _shifted(
+def _shift_steps(
     model: onnx.ModelProto,
     apart: PiecewiseModel,
     inputs: Sequence[Arrays],
@@ -623,4 +625,4 @@ def _largest(values: Sequence[np.ndarray]) -> float:
 
 def _change(calm: np.ndarray, other: np.ndarray) -> float:
     """Return the largest difference as a share of the largest value; 1 where shapes or infinities differ."""
-    return min(compared(calm, other, 0.0, "").error, 1.0)
+    return min(compare_value(calm, other, 0.0, "").error, 1.0)

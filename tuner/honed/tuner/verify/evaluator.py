@@ -167,7 +167,7 @@ def _evaluate(args: argparse.Namespace, written: Path | None) -> dict[str, objec
         made = list(zip(running.outputs.items(), values, strict=True))
         wanted = made if i < args.sets - args.few else made[: args.first]
         for j, ((name, declared), value) in enumerate(wanted):
-            np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared), allow_pickle=False)
+            np.save(folder / f"output.{i}.{j}.npy", _as_declared(name, value, declared), allow_pickle=False)
     return {"evaluator": running.evaluator, "seconds": shortest}
 
 
@@ -197,7 +197,7 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
     return LoadedEvaluator(f"onnxruntime {onnxruntime.__version__}", given, dict.fromkeys(made), run)
 
 
-def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
+def _as_declared(name: str, value: object, declared: str | None) -> np.ndarray:
     """Return the value as an array of the declared type; only rounding of floats is allowed on the way."""
     if isinstance(value, (list, tuple, dict)) or value is None:
         raise _Failed(f"output {name!r} is not a tensor")

@@ -43,14 +43,14 @@ class TypedValue:
     shape: tuple[int, ...]
 
 
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy that may be changed."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
 
 
-def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its own functions replaced by their nodes, where they are called."""
     return inliner.inline_local_functions(model) if model.functions else model
 
@@ -60,7 +60,7 @@ def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
 
     Shapes that the file states for other values are dropped: they may name the dimensions bound here.
     """
-    bound = copied(model)
+    bound = copy_model(model)
     for value in bound.graph.input:
         shape = shapes.get(value.name)
         if shape is None:
@@ -86,7 +86,7 @@ def exact(model: onnx.ModelProto) -> onnx.ModelProto:
 
     if not any(level(node) for node in nodes(model.graph)):
         return model
-    found = copied(model)
+    found = copy_model(model)
     for node in nodes(found.graph):
         if level(node):
             kept = [each for each in node.attribute if each.name != "accuracy_level"]
@@ -102,10 +102,10 @@ def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
     tensor, of a type honed does not carry, or whose shape is not static.
     """
     fixed = {t.name for t in model.graph.initializer}
-    return tuple(_required(v) for v in model.graph.input if v.name not in fixed)
+    return tuple(_require_typed(v) for v in model.graph.input if v.name not in fixed)
 
 
-def given(model: onnx.ModelProto) -> tuple[str, ...]:
+def input_names(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the names of the inputs a caller must provide, of any type and shape, in order."""
     fixed = {t.name for t in model.graph.initializer}
     return tuple(v.name for v in model.graph.input if v.name not in fixed)
@@ -141,7 +141,7 @@ def reads(node: onnx.NodeProto) -> set[str]:
     return read | {value.name for graph in subgraphs(node) for value in graph.output}
 
 
-def remade(
+def rebuild_model(
     model: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
@@ -205,15 +205,15 @@ def numpy_name(element: int) -> str | None:
         name = helper.tensor_dtype_to_np_dtype(element).name
     except KeyError:
         return None
-    return name if carried(name) else None
+    return name if is_carried(name) else None
 
 
-def carried(name: str) -> bool:
+def is_carried(name: str) -> bool:
     """Return whether honed carries the element type NumPy calls `name`."""
     return any(d.name == name for d in DTYPES)
 
 
-def _required(info: onnx.ValueInfoProto) -> TypedValue:
+def _require_typed(info: onnx.ValueInfoProto) -> TypedValue:
     value = of_info(info)
     if value is not None:
         return value
@@ -264,17 +264,17 @@ def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
     Raises ModelRefused where the shapes the model states contradict each other.
     """
     for _ in range(_ROUNDS):
-        known = _inferred(model)
+        known = _infer_types(model)
         if all(name in known for n in model.graph.node for name in n.output if name):
             break
-        learnt = _computed(model, known)
+        learnt = _compute_values(model, known)
         if not learnt:
             break
         model = _with_constants(model, learnt)
     return known
 
 
-def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
+def _infer_types(model: onnx.ModelProto) -> dict[str, TypedValue]:
     try:
         graph = shape_inference.infer_shapes(with_stand_ins(model), data_prop=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
@@ -288,7 +288,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
+def _compute_values(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
     """Return the values of Shape nodes, of integers computed from them, and of scales, by name."""
     fixed = constants(model)
     learnt: dict[str, np.ndarray] = {}
@@ -341,7 +341,7 @@ def _decides_shapes(value: np.ndarray) -> bool:
 
 def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """Return a copy with constants in place of the nodes whose values are known."""
-    copy = copied(model)
+    copy = copy_model(model)
     kept = [node for node in copy.graph.node if learnt.keys().isdisjoint(node.output)]
     del copy.graph.node[:]
     copy.graph.node.extend(kept)
@@ -353,7 +353,7 @@ class SourceGraph:
     """A model as given, without functions of its own, and facts about it, each computed once."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = inlined(model)
+        self.model = inline_functions(model)
 
     @cached_property
     def nodes(self) -> list[onnx.NodeProto]:

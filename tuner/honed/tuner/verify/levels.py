@@ -69,7 +69,7 @@ def highest(
     """
     begun = time.monotonic()
     try:
-        level, error, why = _compared(model, shapes, limits, form or (model, _precision(model)))
+        level, error, why = _compare(model, shapes, limits, form or (model, _precision(model)))
         checked = True
     except _Unknown as unknown:
         level, error, why, checked = LOWEST, None, str(unknown), False
@@ -78,13 +78,13 @@ def highest(
     return OptimisationCheck(level=level, checked=checked, error=finite, why=why, seconds=seconds)
 
 
-def _compared(
+def _compare(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, form: Form
 ) -> tuple[str, float, str]:
     """Return the level, the largest error at the highest one, and the difference, "" where there is none."""
     bound, expected = _probes(model, shapes, limits, form[1])
     inputs = expected.inputs
-    if (more := _batched(model, bound, limits, form[1])) is not None:
+    if (more := _batch_probe(model, bound, limits, form[1])) is not None:
         expected = replace(
             expected, inputs=(*inputs, *more.inputs), outputs=(*expected.outputs, *more.outputs)
         )
@@ -109,7 +109,7 @@ def _compared(
                 return level, error, text
             lowest_wrong = level
         ends = (expected.inputs[0], expected.inputs[-1])
-        blamed = next(filter(None, (_blamed(runs, lowest_wrong, given) for given in ends)), "")
+        blamed = next(filter(None, (_blame(runs, lowest_wrong, given) for given in ends)), "")
     return level, error, f"{text}; {blamed}" if blamed else text
 
 
@@ -123,7 +123,7 @@ def _probes(
     if not confined.fits(model):
         raise _Unknown("the model is larger than 2 GiB")
     reason = "its inputs are of unknown rank; add it with --shape"
-    for bound in _closed(model, shapes):
+    for bound in _static_models(model, shapes):
         try:
             found = probes.choose(bound, _PROBES, precision, seed=_SEED, limits=limits)
         except HonedError as error:
@@ -142,7 +142,7 @@ def _probes(
     raise _Unknown(clean(reason, 300))
 
 
-def _batched(
+def _batch_probe(
     model: onnx.ModelProto, bound: onnx.ModelProto, limits: EvaluationLimits, precision: str
 ) -> ReferenceProbes | None:
     """Return one probe of more rows than 1, where the file leaves their number dynamic and accepts some.
@@ -170,9 +170,9 @@ def _batched(
     return None
 
 
-def _closed(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iterator[onnx.ModelProto]:
+def _static_models(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iterator[onnx.ModelProto]:
     """Yield the model with static inputs, once for each size that is tried."""
-    wanted = graphs.given(model)
+    wanted = graphs.input_names(model)
     values = {v.name: v.type.tensor_type for v in model.graph.input if v.name in wanted}
     known = {name: tuple(shape) for name, shape in shapes.items() if name in values}
     kinds = {name: kind for name, kind in values.items() if name not in known}
@@ -249,7 +249,7 @@ class _Runs:
     limits: EvaluationLimits
 
     def __post_init__(self) -> None:
-        confined.write(self.folder, self.model, graphs.given(self.model), self.inputs)
+        confined.write(self.folder, self.model, graphs.input_names(self.model), self.inputs)
 
     def at(self, level: str, *more: str) -> Sequence[Arrays] | str:
         """Return the outputs for each set of inputs, or why there are none.
@@ -273,7 +273,7 @@ class _Runs:
         return str(result["failure"])
 
 
-def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
+def _blame(runs: _Runs, level: str, given: Arrays) -> str:
     """Return a sentence on the first node that differs in ONNX Runtime's graph at `level`; "" if none."""
     try:
         runs.at(level, "--write")
@@ -300,7 +300,7 @@ def _all_of(
     Returns none where the model cannot expose them.
     """
     folder.mkdir()
-    shows = graphs.copied(model)
+    shows = graphs.copy_model(model)
     there = set(graphs.outputs(model))
     shows.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
     found = _Runs(folder, shows, [given], limits).at(LOWEST)
@@ -308,7 +308,7 @@ def _all_of(
 
 
 def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
-    if not graphs.carried(plain.dtype.name):
+    if not graphs.is_carried(plain.dtype.name):
         return False
     try:
         return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right

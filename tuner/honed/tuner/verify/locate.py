@@ -19,7 +19,7 @@ from honed.runtime.execution.verification import Difference
 
 from . import graphs
 from .evaluator import ReferenceFailure, evaluate
-from .tolerance import compared, work
+from .tolerance import compare_value, work
 
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -59,7 +59,7 @@ def first_difference(
     `batch` values are compared per variant, and no new variant is begun after `seconds`. Values that cannot
     be compared (those inside subgraphs, or of unknown shape) are skipped.
     """
-    search = _Search(graphs.inlined(model), inputs, run, precision)
+    search = _Search(graphs.inline_functions(model), inputs, run, precision)
     return search.first(batch, time.monotonic() + seconds)
 
 
@@ -84,13 +84,11 @@ class _Search:
         try:
             wrong = self._look([v.name for v in self.model.graph.output])
         except _Unanswered as error:
-            return self._located(f"the first differing node was not searched for: {error}")
+            return self._result(f"the first differing node was not searched for: {error}")
         if not wrong:
-            return self._located(
-                "the difference did not show again when the model was run on the same inputs"
-            )
+            return self._result("the difference did not show again when the model was run on the same inputs")
         worst = self._earliest(wrong)
-        while behind := self._behind(worst.output):
+        while behind := self._causes(worst.output):
             if time.monotonic() > deadline:
                 return self._at_most(worst, "the search was ended for lack of time")
             try:
@@ -100,14 +98,14 @@ class _Search:
             if not wrong:
                 return self._at_most(worst, "it vanishes where the values before it are looked at")
             worst = self._earliest(wrong)
-        return self._found(worst)
+        return self._describe_worst(worst)
 
     def _look(self, names: Sequence[str]) -> list[Difference]:
         """Make `names` the outputs, run, and record those that agree; return the differences."""
         names = list(dict.fromkeys(names))
         nodes = [self.model.graph.node[i] for i in sorted(self._back(names))]
         outputs = [self._info(name) for name in names]
-        variant = graphs.remade(self.model, nodes, self.model.graph.input, outputs)
+        variant = graphs.rebuild_model(self.model, nodes, self.model.graph.input, outputs)
         self.variants += 1
         reference = evaluate(variant, [self.inputs])
         if isinstance(reference, ReferenceFailure):
@@ -119,8 +117,8 @@ class _Search:
         differences = []
         for name in names:
             expected = reference.outputs[0][name]
-            allowed = self.work.allowed(expected.dtype.name, self.precision)
-            differences.append(compared(expected, found[name], allowed, name))
+            allowed = self.work.tolerance_of(expected.dtype.name, self.precision)
+            differences.append(compare_value(expected, found[name], allowed, name))
         self.agrees.update(d.output for d in differences if d.right)
         return [d for d in differences if not d.right]
 
@@ -132,7 +130,7 @@ class _Search:
     def _earliest(self, wrong: Iterable[Difference]) -> Difference:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))
 
-    def _behind(self, name: str) -> list[str]:
+    def _causes(self, name: str) -> list[str]:
         """Return the values that can be compared and may cause the error of `name`, in topological order."""
         nodes = self._back([name], self.agrees) - {self.maker.get(name, -1)}
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
@@ -163,7 +161,7 @@ class _Search:
             waiting += [name for name in graphs.reads(self.model.graph.node[i]) if name not in without]
         return nodes
 
-    def _found(self, worst: Difference) -> Located:
+    def _describe_worst(self, worst: Difference) -> Located:
         i = self.maker.get(worst.output)
         if i is None:
             return self._at_most(worst, "no node makes it")
@@ -173,13 +171,13 @@ class _Search:
             f"the first value that differs is made by node {label!r} ({node.op_type}): what it reads agrees, "
             f"and its {worst}"
         )
-        return replace(self._located(sentence, worst), node=label, op=node.op_type)
+        return replace(self._result(sentence, worst), node=label, op=node.op_type)
 
     def _at_most(self, worst: Difference, why: str) -> Located:
         sentence = f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
-        return self._located(sentence, worst)
+        return self._result(sentence, worst)
 
-    def _located(self, sentence: str, worst: Difference | None = None) -> Located:
+    def _result(self, sentence: str, worst: Difference | None = None) -> Located:
         value, error = (worst.output, worst.error) if worst is not None else (None, None)
         return Located(
             node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants

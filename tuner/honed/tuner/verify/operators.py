@@ -51,7 +51,7 @@ class Conv(OpRun):  # type: ignore[misc]
     op_domain = ""
 
     def _run(self, x: Array, w: Array, b: Array | None = None, **attributes: Any) -> tuple[Array]:
-        made = convolved(x, w, **attributes)
+        made = convolve(x, w, **attributes)
         if b is not None:
             made += _by_channel(b, made.ndim)
         return (made.astype(x.dtype),)
@@ -65,7 +65,9 @@ class ConvInteger(OpRun):  # type: ignore[misc]
     def _run(
         self, x: Array, w: Array, zero_x: Array | None = None, zero_w: Array | None = None, **attributes: Any
     ) -> tuple[Array]:
-        return (convolved(_centred(x, zero_x), _filters(w, zero_w), **attributes).astype(np.int32),)
+        return (
+            convolve(_subtract_zero_point(x, zero_x), _filters(w, zero_w), **attributes).astype(np.int32),
+        )
 
 
 class QLinearConv(OpRun):  # type: ignore[misc]
@@ -86,7 +88,7 @@ class QLinearConv(OpRun):  # type: ignore[misc]
         b: Array | None = None,
         **attributes: Any,
     ) -> tuple[Array]:
-        sums = convolved(_centred(x, zero_x), _filters(w, zero_w), **attributes)
+        sums = convolve(_subtract_zero_point(x, zero_x), _filters(w, zero_w), **attributes)
         if b is not None:
             sums += _by_channel(b, sums.ndim)
         scale = scale_x * _by_channel(np.asarray(scale_w), sums.ndim) / scale_y
@@ -98,7 +100,7 @@ class QLinearConv(OpRun):  # type: ignore[misc]
 OPERATORS = (Conv, ConvInteger, QLinearConv)
 
 
-def convolved(
+def convolve(
     x: Array,
     w: Array,
     *,
@@ -159,15 +161,15 @@ def _by_channel(values: Array, rank: int) -> Array:
     return values.reshape(-1, *(1,) * (rank - 2)) if values.size > 1 else values.reshape(())
 
 
-def _centred(values: Array, zero: Array | None) -> Array:
+def _subtract_zero_point(values: Array, zero: Array | None) -> Array:
     return values.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))
 
 
 def _filters(values: Array, zero: Array | None) -> Array:
     """Return filters less their zero point, of which there may be one for each filter."""
     if zero is None or zero.size == 1:
-        return _centred(values, None if zero is None else zero.reshape(()))
-    return _centred(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))
+        return _subtract_zero_point(values, None if zero is None else zero.reshape(()))
+    return _subtract_zero_point(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))
 
 
 def reference(path: Path) -> LoadedEvaluator:
@@ -193,7 +195,7 @@ def reference(path: Path) -> LoadedEvaluator:
                     values.pop(name, None)
         return [values[name] for name in declared]
 
-    return LoadedEvaluator(f"onnx.reference {onnx.__version__}", graphs.given(model), declared, run)
+    return LoadedEvaluator(f"onnx.reference {onnx.__version__}", graphs.input_names(model), declared, run)
 
 
 def _read_last(model: onnx.ModelProto) -> list[set[str]]:

@@ -3,8 +3,8 @@
 An element is uninformative where the reference has NaN or an infinity. So are elements that all have one
 value, or lie at the ends of their range, in nearly all of an output: a saturating function hides the errors
 of earlier kernels. Such outputs can still be verified by the values before the choosing or saturating
-operators, where the model is opened (`opened`). Elements that even inputs chosen to change them (`contrasts`)
-do not change are constant by nature: equality verifies them.
+operators, where the model is opened (`open_at_steps`). Elements that even inputs chosen to change them
+(`contrasts`) do not change are constant by nature: equality verifies them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from honed.runtime.execution.executor import Executor
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .contrasts import contrasting
-from .discontinuities import HIDING, Opened, PiecewiseModel, exposing, opened_with
+from .discontinuities import HIDING, Opened, PiecewiseModel, exposing, open_with_reference
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .graphs import MOVING
 from .inputs import Inputs
-from .tolerance import HALF_MOST, compared, for_model
+from .tolerance import HALF_MOST, compare_value, for_model
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -92,7 +92,9 @@ def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, C
     }
 
 
-def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Coverage:
+def coverage_at_steps(
+    apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str
+) -> Coverage:
     """Return how much a verification at the steps of `apart` says about output `name`.
 
     `reference` has the values at the steps for each probe. Traces back through operators that choose,
@@ -161,7 +163,7 @@ def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -
     others = OPERATORS.keys() - {"Conv"}
     if nested or model.functions or not others.isdisjoint(node.op_type for node in model.graph.node):
         return None
-    given = _mixed(model, ordinary)
+    given = _with_special_values(model, ordinary)
     if given is None or sum(value.nbytes for value in given.values()) > _MOST_BYTES:
         return None
     found = evaluate(model, [given])
@@ -170,7 +172,9 @@ def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -
     return SpecialProbe(given, found.outputs[0])
 
 
-def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+def _with_special_values(
+    model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
     """Return the inputs with NaN and both infinities in each that may hold them; None where none may."""
     rng, given, holds = np.random.default_rng(0), dict(ordinary), False
     for name, bounds in Inputs(model).own.items():
@@ -235,7 +239,7 @@ class ReferenceProbes:
     # Reason why a comparison proves the output only at the model's steps: part of a sentence
     hidden: str = ""
     needs_steps: bool = False  # Hidden outputs can only be verified at the steps
-    known: Opened | None = None  # The original model opened, with the reference's values at its steps
+    opened: Opened | None = None  # The original model opened, with the reference's values at its steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +289,7 @@ def choose(
             drawn += fresh.draw(rounds * count, seed, shrink=shrink)[len(drawn) - count :]
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
-        found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
+        found = _evaluate(shows, drawn, seed, limits, evaluators, len(names))
         if isinstance(found, ReferenceFailure):
             if apart is not None:
                 return found
@@ -294,7 +298,7 @@ def choose(
             if found.inputs and shrink < _SMALLEST:
                 shrink += 1
                 continue
-            found = _evaluated(shows, drawn, seed, limits, EVALUATORS, len(names))
+            found = _evaluate(shows, drawn, seed, limits, EVALUATORS, len(names))
             if isinstance(found, ReferenceFailure):
                 return found
         evaluator, note = found.evaluator, found.note
@@ -308,28 +312,28 @@ def choose(
     fixed: dict[str, np.ndarray] = {}
     if lacking := _lacking(model, best):
         used = [name for name in EVALUATORS if name in evaluator]
-        trials += _contrasted(model, shows, contrasting(fresh, seed), seed, limits, used)
+        trials += _contrasting_trials(model, shows, contrasting(fresh, seed), seed, limits, used)
         best = _best(model, trials, allowed, count)
-        fixed = {name: _unchanged(trials, name) for name in lacking}
+        fixed = {name: _constant_elements(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
     if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
         best.append(flat[0])  # Everything is masked: verifies equality, but is no proof alone
-    tolerance, widened = _widened(allowed, best, names)
+    tolerance, widened = _widen_tolerances(allowed, best, names)
     made = ReferenceProbes(
         evaluator=evaluator,
         inputs=tuple(trial.inputs for trial in best),
         outputs=tuple({name: trial.outputs[name] for name in names} for trial in best),
         tolerance=tolerance,
         notes=(*([note] if note else ()), *widened),
-        known=(apart, [trial.outputs for trial in best]) if apart is not None else None,
+        opened=(apart, [trial.outputs for trial in best]) if apart is not None else None,
     )
-    return _covered(model, made, fixed, precision, limits)
+    return _with_coverage(model, made, fixed, precision, limits)
 
 
 _SMALLEST = 2  # The smallest of the ranges that `Inputs.draw` draws from
 
 
-def _evaluated(
+def _evaluate(
     model: onnx.ModelProto,
     drawn: Sequence[dict[str, np.ndarray]],
     seed: int,
@@ -338,7 +342,7 @@ def _evaluated(
     first: int,
 ) -> Reference | ReferenceFailure:
     """Return the outputs for the inputs, then the `first` of them for the inputs moved."""
-    moved = [_moved(values, seed) for values in drawn]
+    moved = [_move_by_ulp(values, seed) for values in drawn]
     return evaluate(model, drawn, limits, evaluators, more=moved, first=first)
 
 
@@ -387,7 +391,7 @@ def _nans(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-def _contrasted(
+def _contrasting_trials(
     model: onnx.ModelProto,
     shows: onnx.ModelProto,
     drawn: Sequence[dict[str, np.ndarray]],
@@ -397,16 +401,16 @@ def _contrasted(
 ) -> list[_Trial]:
     """Return trials on inputs chosen to change further outputs, of those that the reference accepts."""
     first = len(graphs.outputs(model))
-    found = _evaluated(shows, drawn, seed, limits, evaluators, first)
+    found = _evaluate(shows, drawn, seed, limits, evaluators, first)
     if isinstance(found, Reference):
         return _trials(model, drawn, found)
     if not found.inputs:
         return []
-    each = ((one, _evaluated(shows, [one], seed, limits, evaluators, first)) for one in drawn)
+    each = ((one, _evaluate(shows, [one], seed, limits, evaluators, first)) for one in drawn)
     return [t for one, got in each if isinstance(got, Reference) for t in _trials(model, [one], got)]
 
 
-def _unchanged(trials: Sequence[_Trial], name: str) -> np.ndarray:
+def _constant_elements(trials: Sequence[_Trial], name: str) -> np.ndarray:
     """Return which elements of an output are equal in all trials that give numbers for it.
 
     None is where shapes differ, where fewer than two trials give numbers, or where no input differs.
@@ -429,7 +433,7 @@ def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Coverage:
     return Coverage(still + (1 - still) * share.finite, share.varied)
 
 
-def _covered(
+def _with_coverage(
     model: onnx.ModelProto,
     made: ReferenceProbes,
     fixed: Mapping[str, np.ndarray],
@@ -443,7 +447,7 @@ def _covered(
     plain = of_outputs(model, made.outputs)
     poor = {name for name, share in plain.items() if share.varied < ENOUGH}
     hidden = [name for name in plain if name in poor and plain[name].finite >= ENOUGH]
-    deeper = _behind(model, made, hidden, limits) if hidden else {}
+    deeper = _coverage_at_steps(model, made, hidden, limits) if hidden else {}
     equal = {
         name: _of_changing([each[name] for each in made.outputs], fixed[name])
         for name in plain
@@ -466,20 +470,20 @@ def _covered(
     )
 
 
-def _behind(
+def _coverage_at_steps(
     model: onnx.ModelProto, made: ReferenceProbes, names: Sequence[str], limits: EvaluationLimits
 ) -> dict[str, Coverage]:
     """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
-    model = graphs.inlined(model)
-    known = made.known or opened_with(model, made.inputs, limits)
+    model = graphs.inline_functions(model)
+    known = made.opened or open_with_reference(model, made.inputs, limits)
     if known is None:
         return {}
     apart, reference = known
-    found = {name: behind(apart, model, reference, name) for name in names}
+    found = {name: coverage_at_steps(apart, model, reference, name) for name in names}
     return {name: share for name, share in found.items() if share.varied >= ENOUGH}
 
 
-def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def _move_by_ulp(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Return every float32 and float64 element moved by one unit in the last place; zeros and others stay.
 
     A unit of float16 is not small, and its effect is part of the tolerance already.
@@ -496,7 +500,7 @@ def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]
 
 def _noise(calm: Mapping[str, np.ndarray], moved: Mapping[str, np.ndarray]) -> tuple[float, ...]:
     # The shape of an output may depend on the values.
-    return tuple(compared(calm[name], value, 0.0, name).error for name, value in moved.items())
+    return tuple(compare_value(calm[name], value, 0.0, name).error for name, value in moved.items())
 
 
 def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:
@@ -506,7 +510,7 @@ def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:
     )
 
 
-def _widened(
+def _widen_tolerances(
     allowed: Sequence[float], best: Sequence[_Trial], names: Sequence[str]
 ) -> tuple[tuple[float, ...], list[str]]:
     tolerance, notes = [], []

@@ -161,7 +161,7 @@ def of_inputs(graph: SourceGraph, *, shaping: bool = False) -> dict[str, Range]:
         allowed = named.draws(value, given) if named is not None else _UNBOUNDED
         if pixels is not None and len(value.shape) == 4 and not whole:
             allowed = allowed.meet(pixels)
-        for name, paths in _reached(value.name, graph).items():
+        for name, paths in _trace_paths(value.name, graph).items():
             for node, position in graph.consumers.get(name, ()):
                 for path in paths:
                     use = InputUse(graph, node, position, path, whole)
@@ -178,7 +178,7 @@ def _pixels(model: onnx.ModelProto) -> Range | None:
     return Range(low=ends[said][0], high=ends[said][1]) if said in ends else None
 
 
-def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
+def _trace_paths(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
     """Return the values derived from `name` by moves or by arithmetic with one constant, and their paths."""
     reached: dict[str, set[_Path]] = {name: {_Path()}}
     waiting = [name]
@@ -186,7 +186,7 @@ def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
         current = waiting.pop()
         for node, position in graph.consumers.get(current, ()):
             after = {
-                found for path in reached[current] if (found := _followed(node, position, path, graph.ends))
+                found for path in reached[current] if (found := _follow(node, position, path, graph.ends))
             }
             for output in filter(None, node.output):
                 before = reached.setdefault(output, set())
@@ -196,7 +196,7 @@ def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
     return {value: paths for value, paths in reached.items() if paths}
 
 
-def _followed(
+def _follow(
     node: onnx.NodeProto, position: int, path: _Path, ends: Mapping[str, tuple[float, float]]
 ) -> _Path | None:
     """Return the path to a node's result from a value; None where the node computes something else."""
@@ -212,11 +212,11 @@ def _followed(
             least, greatest = ends.get(node.input[1 - position], (math.nan, math.nan))
             if least != greatest or not math.isfinite(least):
                 return None
-            return _computed(node.op_type, position, path, least)
+            return _apply_arithmetic(node.op_type, position, path, least)
     return None
 
 
-def _computed(op: str, position: int, path: _Path, constant: float) -> _Path | None:
+def _apply_arithmetic(op: str, position: int, path: _Path, constant: float) -> _Path | None:
     if op in ("Add", "Sub"):
         minus = op == "Sub"
         scale = -1 if minus and position else 1
@@ -259,7 +259,7 @@ def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
 _HIDING = 1e4  # Magnitude of a constant that, multiplied by a mask and added to scores, hides them
 
 
-def _compared(use: InputUse) -> Range:
+def _comparison_range(use: InputUse) -> Range:
     """Return the range of values compared with constants: some on either side, some equal."""
     other = use.node.input[1 - use.position]
     if not use.whole:
@@ -272,7 +272,7 @@ def _compared(use: InputUse) -> Range:
     return Range(low=least + 1, high=greatest + 1)  # The number of leading places in a row
 
 
-def _hidden(use: InputUse) -> Range:
+def _mask_range(use: InputUse) -> Range:
     """Return the range of a mask.
 
     A mask is 0 or 1, or 1 - mask, and is multiplied by a number of a magnitude that no score comes near.
@@ -286,7 +286,7 @@ def _hidden(use: InputUse) -> Range:
     return Range(mark=True) if of_one_less or negative or (use.whole and not path.offset) else _UNBOUNDED
 
 
-def _counted(use: InputUse) -> Range:
+def _cache_mask_range(use: InputUse) -> Range:
     """Return the range of a mask whose ones are counted for a cache's length: the new rows have room."""
     after, reached = list(use.node.output), 0
     while after:
@@ -430,7 +430,7 @@ def _cache_whole(use: InputUse) -> Range:
     return Range(low=new, high=new if prompts else rows, ends=True)
 
 
-def _filled(use: InputUse) -> Range:
+def _key_count_range(use: InputUse) -> Range:
     """Return the range of Attention's number of valid keys."""
     return Range(low=0, high=use.shape(1)[-2], ends=True)
 
@@ -440,7 +440,7 @@ def _room_left(use: InputUse) -> Range:
     return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1], ends=True)
 
 
-def _reversed(use: InputUse) -> Range:
+def _reverse_range(use: InputUse) -> Range:
     """Return the range of the steps that ReverseSequence reverses."""
     return Range(low=0, high=use.shape(0)[_along(use, 0, "time_axis")], ends=True)
 
@@ -517,9 +517,9 @@ RULES: tuple[Rule, ...] = (
     Rule("RoiAlign", 2, _below(0, 0), "float[3,1,8,8] x, float[5,4] r, int64[5] i => y = RoiAlign(x, r, i)"),
     Rule("RotaryEmbedding", 3, _below(1, 0),
          "float[1,2,3,4] x, float[6,2] c, float[6,2] s, int64[1,3] i => y = RotaryEmbedding(x, c, s, i)"),
-    Rule("ReverseSequence", 1, _reversed, "float[4,3] x, int64[3] i => y = ReverseSequence(x, i)"),
+    Rule("ReverseSequence", 1, _reverse_range, "float[4,3] x, int64[3] i => y = ReverseSequence(x, i)"),
     Rule("Attention", 3, Range(hides=True), f"{_QKV}, bool[3,4] i => y = Attention(q, k, v, i)"),
-    Rule("Attention", 6, _filled, f"{_QKV}, int64[1] i => y = Attention(q, k, v, , , , i)"),
+    Rule("Attention", 6, _key_count_range, f"{_QKV}, int64[1] i => y = Attention(q, k, v, , , , i)"),
     Rule("GRU LSTM RNN", 4, _up_to("layout"),
          "float[3,2,4] x, float[1,5,4] w, float[1,5,5] r, int32[2] i"
          " => y = RNN<hidden_size = 5>(x, w, r, , i)"),
@@ -549,12 +549,12 @@ RULES: tuple[Rule, ...] = (
     Rule("Acos Asin", 0, Range(low=-1, high=1), "float[9] i => y = Asin(i)"),
     Rule("Atanh", 0, Range(low=-0.99, high=0.99), "float[9] i => y = Atanh(i)"),
     Rule("Acosh", 0, Range(low=1), "float[9] i => y = Acosh(i)"),
-    Rule(_COMPARING, 0, _compared, "int64[9] i | int64 n = {3} => y = Equal(i, n)"),
-    Rule(_COMPARING, 1, _compared, "float[9] x, float i => s = Sigmoid(x) y = Greater(s, i)"),
-    Rule("Mul", 0, _hidden, "int64[9] i | float n = {-10000} => x = Cast<to = 1>(i) y = Mul(x, n)"),
-    Rule("Mul", 1, _hidden, "int64[9] i | float n = {-10000} => x = Cast<to = 1>(i) y = Mul(n, x)"),
-    Rule("Div", 0, _hidden, "int64[9] i | float n = {-0.00001} => x = Cast<to = 1>(i) y = Div(x, n)"),
-    Rule("ReduceSum", 0, _counted,
+    Rule(_COMPARING, 0, _comparison_range, "int64[9] i | int64 n = {3} => y = Equal(i, n)"),
+    Rule(_COMPARING, 1, _comparison_range, "float[9] x, float i => s = Sigmoid(x) y = Greater(s, i)"),
+    Rule("Mul", 0, _mask_range, "int64[9] i | float n = {-10000} => x = Cast<to = 1>(i) y = Mul(x, n)"),
+    Rule("Mul", 1, _mask_range, "int64[9] i | float n = {-10000} => x = Cast<to = 1>(i) y = Mul(n, x)"),
+    Rule("Div", 0, _mask_range, "int64[9] i | float n = {-0.00001} => x = Cast<to = 1>(i) y = Div(x, n)"),
+    Rule("ReduceSum", 0, _cache_mask_range,
          f"int64[1,8] i, {_CACHE} | int64[1] a = {{1}}, int64 n = {{1}}, int32 w = {{8}}"
          f" => s = ReduceSum<keepdims = 0>(i, a) t = Sub(s, n) l = Cast<to = 6>(t) {_CACHED}, l, w)"),
     # ONNX Runtime's own operators.

@@ -45,7 +45,7 @@ class RoundingProfile:
     depth: int  # Nodes that round on the longest path from an input to an output
     reduction: int  # Terms of the longest sum
 
-    def allowed(self, dtype: str, precision: str) -> float:
+    def tolerance_of(self, dtype: str, precision: str) -> float:
         """Return the tolerance of a value of such a model, as `for_output` computes it."""
         return for_output(dtype, precision, depth=self.depth, reduction=self.reduction)
 
@@ -68,7 +68,7 @@ def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1
     return DOUBLE if coarsest == 8 else SINGLE
 
 
-def compared(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
+def compare_value(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
     """Return how far off a value is: infinitely far where its type or shape differs."""
     if expected.dtype != found.dtype or expected.shape != found.shape:
         return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
@@ -84,12 +84,12 @@ def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
     effort = work(model, known)
     allowed = []
     for output in model.graph.output:
-        dtype = known[output.name].dtype if output.name in known else _declared(output)
-        allowed.append(effort.allowed(dtype, precision))
+        dtype = known[output.name].dtype if output.name in known else _dtype_name(output)
+        allowed.append(effort.tolerance_of(dtype, precision))
     return tuple(allowed)
 
 
-def _declared(output: onnx.ValueInfoProto) -> str:
+def _dtype_name(output: onnx.ValueInfoProto) -> str:
     name = graphs.numpy_name(output.type.tensor_type.elem_type)
     if name is None:
         raise InvalidArgument(

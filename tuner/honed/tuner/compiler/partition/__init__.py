@@ -72,7 +72,7 @@ class Extractor:
         given = dict.fromkeys(name for one in nodes for name in one.reads)
         taken = tuple(self.spec(name) for name in given if name not in made and not self.constant(name))
         gives = tuple(self.spec(name) for name in made if name in elsewhere)
-        model = self._made([one.node for one in nodes], taken, gives, given)
+        model = self._build([one.node for one in nodes], taken, gives, given)
         sized = sized and any(-1 in spec.shape for spec in taken)
         whys = sorted(dict.fromkeys(one.why for one in nodes if one.why), key=lambda why: why == BEHIND)
         return CpuPartitionModel(
@@ -103,7 +103,7 @@ class Extractor:
                 needed.update(one.reads)
         kept.reverse()
         known = gone & needed & self._survey.constants.keys()
-        model = self._made([one.node for one in kept], (), outputs, known)
+        model = self._build([one.node for one in kept], (), outputs, known)
         model.graph.input.extend(self._model.graph.input)
         model.graph.initializer.extend(t for name, t in self._initial.items() if name in needed)
         model.graph.sparse_initializer.extend(t for name, t in self._sparse.items() if name in needed)
@@ -132,11 +132,11 @@ class Extractor:
                 nodes += [one.node for one in stretch]
                 read |= _read(stretch)
         read -= {spec.name for spec in self._survey.inputs}  # Without elements they are constants, too
-        model = self._made(nodes, (), outputs, read)
+        model = self._build(nodes, (), outputs, read)
         model.graph.input.extend(self._model.graph.input)
         return model
 
-    def _made(
+    def _build(
         self,
         nodes: Sequence[onnx.NodeProto],
         inputs: Sequence[StaticTensorSpec],
@@ -171,7 +171,7 @@ def _info(spec: StaticTensorSpec) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
 
-def carried(spec: StaticTensorSpec | None) -> bool:
+def is_carried(spec: StaticTensorSpec | None) -> bool:
     """Return whether partitions can exchange a value: a tensor of known sizes, of a type honed carries."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
@@ -207,13 +207,13 @@ class PartitionedModel:
     """A partitioned model.
 
     `program` is the compiled model, with a node of PART_DOMAIN for each partition except those in `tail`,
-    which run in turn after it on its outputs and the model's inputs. `given` is the same model with the
+    which run in turn after it on its outputs and the model's inputs. `source` is the same model with the
     file's operators, for the reference. `outputs` are the model's. `nodes` and `flops` count what is
     compiled. ONNX Runtime optimises the partitions to `level`.
     """
 
     program: onnx.ModelProto
-    given: onnx.ModelProto
+    source: onnx.ModelProto
     parts: tuple[CpuPartitionModel, ...]
     tail: tuple[int, ...]
     outputs: tuple[StaticTensorSpec, ...]
@@ -264,20 +264,22 @@ def partition_model(
         learnt = valuetypes.ask(bound, refused)
         found = survey(model, shapes, learnt, unbuilt=unbuilt) or found
     outputs = tuple(v.name for v in model.graph.output)
-    nodes = _needed(found.nodes, outputs)
+    nodes = _select_needed(found.nodes, outputs)
     if len(nodes) > MAX_NODES:
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
     light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.observed)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
-    last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
-    behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
+    last = [n for n, stage in enumerate(divided.stages) if stage == divided.tail]
+    behind = (
+        _assign_last_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
+    )
     try:
         try:
-            made = _cut(model, found, nodes, _placed(divided, last, behind), outputs)
+            made = _cut(model, found, nodes, _place(divided, last, behind), outputs)
         except NodeRefused:
-            made = _cut(model, found, nodes, _placed(divided, last, [1] * len(last)), outputs)
+            made = _cut(model, found, nodes, _place(divided, last, [1] * len(last)), outputs)
     except NodeRefused as refusal:
         return f"it is not cut in parts: {refusal}"
     if made.sized_share < worth.whole:
@@ -287,21 +289,21 @@ def partition_model(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The stage of each node; stages from `behind` on run after the compiled program."""
+    """The stage of each node; stages from `tail` on run after the compiled program."""
 
     stages: tuple[int, ...]
-    behind: int
+    tail: int
 
     def part(self, stage: int) -> bool:
         """Return whether the CPU engine must be able to run a stage."""
-        return stage % 2 == 1 or stage >= self.behind
+        return stage % 2 == 1 or stage >= self.tail
 
-    def sized(self, stage: int) -> bool:
+    def is_sizable(self, stage: int) -> bool:
         """Return whether a stage could be compiled if its sizes were known."""
-        return stage % 2 == 0 and stage >= self.behind
+        return stage % 2 == 0 and stage >= self.tail
 
 
-def _placed(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
+def _place(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
     """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
     begin = max(placed, default=0) + 1  # The last partition's stage is odd, and the highest
@@ -311,10 +313,10 @@ def _placed(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]
 
 
 def _nbytes(spec: StaticTensorSpec | None) -> int:
-    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec) and spec else 0
+    return math.prod(spec.shape) * spec.numpy.itemsize if is_carried(spec) and spec else 0
 
 
-def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
+def _select_needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
     """Return the nodes that an output depends on; nodes known while compiling are left out."""
     wanted, kept = set(outputs), []
     for one in reversed(nodes):
@@ -337,10 +339,10 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Parti
         for one in nodes
     ]
     made = {name for unit in units for name in unit.makes}
-    return units, {n for n in made if not carried(found.types.get(n)) and n not in found.constants}
+    return units, {n for n in made if not is_carried(found.types.get(n)) and n not in found.constants}
 
 
-def _sized_stages(
+def _assign_last_stages(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
     learnt: Mapping[str, Learnt],
@@ -394,8 +396,8 @@ def _cut(
     for stage in odd:
         others = (_read(ones) for other, ones in stages.items() if other != stage)
         elsewhere = {*outputs}.union(*others)
-        parts[stage] = extractor.part(stages[stage], elsewhere, sized=placed.sized(stage))
-    behind = [stage for stage in odd if stage >= placed.behind]
+        parts[stage] = extractor.part(stages[stage], elsewhere, sized=placed.is_sizable(stage))
+    behind = [stage for stage in odd if stage >= placed.tail]
     specs = tuple(extractor.spec(name) for name in outputs)
     gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
@@ -410,7 +412,7 @@ def _cut(
     compiled = [one for stage, those in stages.items() if stage not in parts for one in those]
     return PartitionedModel(
         program=program,
-        given=given,
+        source=given,
         parts=tuple(parts.values()),
         tail=tuple(odd.index(stage) for stage in behind),
         outputs=specs,

@@ -78,15 +78,15 @@ class PartitionNode:
 
 @dataclass(frozen=True, slots=True)
 class StageAssignment:
-    """The stage of each unit. Even ones are compiled; odd ones are partitions; the last one is `behind`.
+    """The stage of each unit. Even ones are compiled; odd ones are partitions; the last one is `tail`.
 
     A unit's inputs are made in its own stage or in an earlier one.
     """
 
     stages: tuple[int, ...]
-    behind: int | None
+    tail: int | None
 
-    def compiled(self, unit: int) -> bool:
+    def is_compiled(self, unit: int) -> bool:
         """Return whether a unit runs compiled."""
         return self.stages[unit] % 2 == 0
 
@@ -105,7 +105,7 @@ def divide(
     able = [unit.able for unit in units]
     while True:
         graph.close(able)
-        behind = graph.behind(able)
+        behind = graph.tail_units(able)
         if any(able[n] for n in behind):  # Inputs of these units may be tied, too
             able = [one and n not in behind for n, one in enumerate(able)]
             continue
@@ -130,7 +130,7 @@ def with_less_to_hand_over(
 
     `nbytes` are of values that units make; the partition reads other values without a transfer.
     """
-    if found.behind is None:
+    if found.tail is None:
         return found
     stages = list(found.stages)
     readers: dict[str, list[int]] = {}
@@ -139,19 +139,19 @@ def with_less_to_hand_over(
             readers.setdefault(name, []).append(n)
 
     def only_behind(name: str) -> bool:
-        return name not in outputs and all(stages[n] == found.behind for n in readers.get(name, ()))
+        return name not in outputs and all(stages[n] == found.tail for n in readers.get(name, ()))
 
-    def handed(name: str) -> bool:
-        return any(stages[n] == found.behind for n in readers.get(name, ()))
+    def is_handed_over(name: str) -> bool:
+        return any(stages[n] == found.tail for n in readers.get(name, ()))
 
     for n in reversed(range(len(units))):
         unit = units[n]
-        if not found.compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
+        if not found.is_compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
             continue
-        saved = sum(nbytes[name] for name in unit.makes if handed(name))
-        if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not handed(name)):
-            stages[n] = found.behind
-    return StageAssignment(tuple(stages), found.behind)
+        saved = sum(nbytes[name] for name in unit.makes if is_handed_over(name))
+        if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not is_handed_over(name)):
+            stages[n] = found.tail
+    return StageAssignment(tuple(stages), found.tail)
 
 
 def _give_up_least(
@@ -254,8 +254,8 @@ class _NodeGraph:
         for group in members.values():
             if len(group) == 1:
                 continue
-            below = self._reached(group, self.after, members)
-            above = self._reached(group, self.before, members)
+            below = self._find_reachable(group, self.after, members)
+            above = self._find_reachable(group, self.before, members)
             inside = below & above - set(group)
             if inside:
                 self._join([*group, *inside])
@@ -264,7 +264,7 @@ class _NodeGraph:
                 changed = True
         return changed
 
-    def _reached(
+    def _find_reachable(
         self, start: Sequence[int], edges: Sequence[Sequence[int]], members: Mapping[int, Sequence[int]]
     ) -> set[int]:
         """Return all that can be reached from some units, entering and leaving a group anywhere."""
@@ -281,7 +281,7 @@ class _NodeGraph:
                     waiting.extend(m for m in edges[one] if m not in seen)
         return seen
 
-    def behind(self, able: Sequence[bool]) -> set[int]:
+    def tail_units(self, able: Sequence[bool]) -> set[int]:
         """Return the units of the last partition.
 
         These are all units from tied outputs on, and partitions that lead nowhere else.

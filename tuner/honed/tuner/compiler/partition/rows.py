@@ -79,7 +79,7 @@ class _KnownRows:
         if node.domain not in ("", "ai.onnx"):
             return False
         if node.op_type in _ELEMENTWISE.split():
-            return self._aligned(node)
+            return self._is_aligned(node)
         if node.op_type in _OF_IMAGES.split():
             return self._only(node, 0) and len(self.shape(node.input[0])) > 2
         rule = _RULES.get(node.op_type)
@@ -97,7 +97,7 @@ class _KnownRows:
         """Return whether only the inputs read at these places consist of rows."""
         return all((name in self.rows) == (n in places) for n, name in enumerate(node.input) if name)
 
-    def _aligned(self, node: onnx.NodeProto) -> bool:
+    def _is_aligned(self, node: onnx.NodeProto) -> bool:
         """Return whether rows are combined only with rows, or with values equal for each row."""
         rank = len(self.shape(node.output[0]))
         shapes = [(name in self.rows, self.shape(name)) for name in node.input if name]

@@ -114,10 +114,10 @@ def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]
 
     def register(function: Activation) -> Activation:
         @functools.wraps(function)
-        def applied(b: Builder, c: NodeCall) -> Value:
+        def apply(b: Builder, c: NodeCall) -> Value:
             return function(b, c.x(), *(c.number(name, default) for name, default in defaults.items()))
 
-        rule(op)(applied)
+        rule(op)(apply)
         return function
 
     return register
@@ -154,10 +154,10 @@ def clip(b: Builder, c: NodeCall) -> Value:
     if x.is_float:
         most = float(np.finfo(x.dtype).max)
         low, high = (b.like(end, x) if v is None else v for v, end in ((low, -most), (high, most)))
-    return _bounded(b, "Min", _bounded(b, "Max", x, low), high)
+    return _bound(b, "Min", _bound(b, "Max", x, low), high)
 
 
-def _bounded(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
+def _bound(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
     """Return the larger or smaller of both, and `x` where the bound is NaN."""
     if bound is None:
         return x
@@ -217,7 +217,7 @@ def dropout(b: Builder, c: NodeCall) -> list[Value]:
     return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
 
 
-def mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
+def mix(b: Builder, old: Value, new: Value, share: float) -> Value:
     """Return `share` of the old value plus the rest of the new one."""
     return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
 

@@ -20,7 +20,7 @@ from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, nu
 from .arithmetic import plus
 from .layout import cut, expand, join, pad, pad_axis, pick, pieces, reshape, transpose, with_axis
 from .linear import matmul
-from .quantisation import integer_product, scaled_product
+from .quantisation import integer_product, scale_product
 
 DOMAIN = "com.microsoft"
 
@@ -38,7 +38,7 @@ class Heads:
     past: int
 
 
-def _apart(b: Builder, x: Value, heads: int) -> Value:
+def _split_heads(b: Builder, x: Value, heads: int) -> Value:
     """Return [B, L, N * H] as [B, N, L, H]."""
     batch, length, width = x.shape
     if heads < 1 or width % heads:
@@ -98,7 +98,7 @@ def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Val
     return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
 
 
-def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
+def _project(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
     """Return attention over [B, S, queries, keys and values], and the state."""
     if c.integer("past_present_share_buffer") or c.integer("do_rotary"):
         raise NodeRefused(
@@ -109,7 +109,7 @@ def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias
         sizes = [whole.shape[2] // 3] * 3
     if len(sizes) != 3 or sum(sizes) != whole.shape[2]:
         raise NodeRefused(f"its hidden sizes {sizes} do not make up {whole.shape[2]} columns")
-    q, k, v = (_apart(b, part, count) for part in pieces(b, whole, 2, sizes))
+    q, k, v = (_split_heads(b, part, count) for part in pieces(b, whole, 2, sizes))
     state, new = c.opt(past), k.shape[2]
     if state is not None:
         k, v = (join(b, [pick(b, state, 0, i), side], 2) for i, side in enumerate((k, v)))
@@ -126,14 +126,14 @@ def attention(b: Builder, c: NodeCall) -> list[Value]:
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
         raise NodeRefused("it keeps its state in a shared buffer; export it without that")
-    return _projected(b, c, plus(b, whole, bias), mask=3, past=4, bias=5)
+    return _project(b, c, plus(b, whole, bias), mask=3, past=4, bias=5)
 
 
 @rule("QAttention", domain=DOMAIN)
 def quantised_attention(b: Builder, c: NodeCall) -> list[Value]:
     """Attention whose product for queries, keys and values is of 8-bit integers."""
     whole = integer_product(b, c.x(0), c.opt(6), c.x(1), c.opt(7))
-    return _projected(b, c, scaled_product(b, whole, c.x(3), c.x(4), c.x(2)), mask=5, past=8, bias=0)
+    return _project(b, c, scale_product(b, whole, c.x(3), c.x(4), c.x(2)), mask=5, past=8, bias=0)
 
 
 @rule("MultiHeadAttention", domain=DOMAIN)
@@ -152,13 +152,13 @@ def multi_head_attention(b: Builder, c: NodeCall) -> list[Value]:
             raise NodeRefused("it has a bias for keys that are laid out already")
         sizes = [q.shape[2], k.shape[2], v.shape[2]]
         q, k, v = (b("Add", x, part) for x, part in zip((q, k, v), pieces(b, bias, 0, sizes), strict=True))
-    k, v = (x if x.rank == 4 else _apart(b, x, count) for x in (k, v))
+    k, v = (x if x.rank == 4 else _split_heads(b, x, count) for x in (k, v))
     new = k.shape[2]
     past = c.opt(6), c.opt(7)
     if c.opt(8) is not None:
-        return _over_a_shared_buffer(b, c, _apart(b, q, count), (k, v))
+        return _over_a_shared_buffer(b, c, _split_heads(b, q, count), (k, v))
     k, v = (x if old is None else join(b, [old, x], 2) for old, x in zip(past, (k, v), strict=True))
-    heads = Heads(q=_apart(b, q, count), k=k, v=v, past=k.shape[2] - new)
+    heads = Heads(q=_split_heads(b, q, count), k=k, v=v, past=k.shape[2] - new)
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
 
 
@@ -172,8 +172,8 @@ def _over_a_shared_buffer(b: Builder, c: NodeCall, q: Value, new: tuple[Value, V
     b.rely(count, 0, cache.length - cache.new, "lengths of its past")
     if cache.length < cache.new or ((bias := c.opt(5)) is not None and bias.shape[3] != cache.length):
         raise NodeRefused(f"its new rows or its bias do not fit a past of {cache.length} rows")
-    k, v = (cache.written(b, old, x) for old, x in zip(past, new, strict=True))
-    seen = cache.seen(b, 1, causal=bool(c.integer("unidirectional")))
+    k, v = (cache.write(b, old, x) for old, x in zip(past, new, strict=True))
+    seen = cache.mask(b, 1, causal=bool(c.integer("unidirectional")))
     mask = b("Where", seen, 0, b.like(float(np.finfo(q.dtype).min) / 2, q))
     open_call = replace(c, attrs=c.attrs | {"unidirectional": 0})
     return [_attend(b, open_call, Heads(q=q, k=k, v=v, past=0), mask, c.opt(5)), k, v]
@@ -196,7 +196,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
     if given[1] is None or given[2] is None:
         size = c.x(0).shape[2] // (count + 2 * few)
         given = [*pieces(b, c.x(0), 2, [count * size, few * size, few * size])]
-    q, k, v = (_apart(b, x, n) for x, n in zip(given, (count, few, few), strict=True) if x is not None)
+    q, k, v = (_split_heads(b, x, n) for x, n in zip(given, (count, few, few), strict=True) if x is not None)
     batch, _, asking, width = q.shape
     cache = _Cache.of(b, c, batch, asking)
     if c.integer("do_rotary"):
@@ -210,18 +210,18 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
         interleaved = bool(c.integer("rotary_interleaved"))
         turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
         q, k = turn(q), turn(k)
-    k, v = (cache.written(b, c.opt(place), new) for place, new in ((3, k), (4, v)))
+    k, v = (cache.write(b, c.opt(place), new) for place, new in ((3, k), (4, v)))
     group = count // few
     q = reshape(b, q, [batch, few, group * asking, width])
     scores = b("Mul", matmul(b, q, transpose(b, k, [0, 1, 3, 2])), c.number("scale", 0.0) or width**-0.5)
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
-    bias = _grouped_bias(b, c.opt(10), scores, few, asking)
+    bias = _group_bias(b, c.opt(10), scores, few, asking)
     scores = plus(b, scores, bias)
     causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
     # ONNX Runtime's flash attention alone places the padding of a prompt outside the window of its last row.
     flash = c.x(0).dtype == np.float32 and not cap and c.opt(11) is None and c.integer("smooth_softmax") <= 0
-    seen = cache.seen(b, group, causal=causal, window=window, clipped=not flash)
+    seen = cache.mask(b, group, causal=causal, window=window, clipped=not flash)
     hidden = b.constant(np.finfo(scores.dtype).min, scores.dtype)
     scores = b("Where", seen, scores, hidden)
     shares = _shares_beside_sinks(b, c, scores, group)
@@ -307,7 +307,7 @@ class _Cache:
             first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
         return cls(first=first, length=length, new=new, last=last if prompt or whole is None else None)
 
-    def written(self, b: Builder, past: Value | None, new: Value) -> Value:
+    def write(self, b: Builder, past: Value | None, new: Value) -> Value:
         """Return [B, N, length, H]: rows of the past, the new ones in their place."""
         batch, _, count, _ = new.shape
         if self.is_prompt and not self.keeps:
@@ -329,7 +329,7 @@ class _Cache:
             return b("Where", b("And", begun, b("Not", ended)), new, old)
         return b("Where", begun, b("Where", ended, 0, new), old)
 
-    def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1, clipped: bool = False) -> Value:
+    def mask(self, b: Builder, group: int, *, causal: bool, window: int = -1, clipped: bool = False) -> Value:
         """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to.
 
         The `window` of queries that pad a prompt ends at its last row where it is `clipped`.
@@ -347,7 +347,7 @@ class _Cache:
         return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
 
 
-def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, asking: int) -> Value | None:
+def _group_bias(b: Builder, bias: Value | None, scores: Value, few: int, asking: int) -> Value | None:
     """Return the addend for the scores of groups of queries, [B or 1, few or 1, queries, length]."""
     if bias is None:
         return None
@@ -382,7 +382,7 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     that, and the operator's text, mask scores before they are capped.
     """
     q, k, v = (
-        x if x.rank == 4 else _apart(b, x, c.integer(name))
+        x if x.rank == 4 else _split_heads(b, x, c.integer(name))
         for x, name in zip((c.x(0), c.x(1), c.x(2)), ("q_num_heads", *["kv_num_heads"] * 2), strict=True)
     )
     past = c.opt(4), c.opt(5)
@@ -397,19 +397,19 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     if asking == 1:  # A row of each head of a group is one of a matrix
         q = reshape(b, q, [batch, few, group, width])
     elif group > 1:
-        k, v = (_repeated(b, x, group) for x in kept)
+        k, v = (_repeat_heads(b, x, group) for x in kept)
     scores = matmul(b, b("Mul", q, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
     shown = [scores]  # Candidates by qk_matmul_output_mode
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
     shown.append(scores)
     # [.., queries, total], to broadcast over [B, heads, queries, total]
-    seen, bias = _seen(b, c, asking, total, before), c.opt(3)
+    seen, bias = _attention_mask(b, c, asking, total, before), c.opt(3)
     if bias is not None and bias.dtype.kind == "b":
         bias = None
     hidden = b.like(np.finfo(scores.dtype).min, scores)
     if bias is not None:
-        bias = _widened(b, bias, total, -np.inf)
+        bias = _extend_mask(b, bias, total, -np.inf)
         scores = b("Add", scores, _for_groups(b, bias, scores))
     if seen is not None:
         scores = b("Where", _for_groups(b, seen, scores), scores, hidden)
@@ -434,12 +434,12 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     return [made, *kept, reshape(b, shown[mode], [batch, count, asking, total])]
 
 
-def _seen(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value | None:
+def _attention_mask(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value | None:
     """Return which keys each query of ONNX's Attention attends to, except by float masks; None: all."""
     found: list[Value] = []
     mask, filled = c.opt(3), c.opt(6)
     if mask is not None and mask.dtype.kind == "b":
-        found.append(_widened(b, mask, total, 0))
+        found.append(_extend_mask(b, mask, total, 0))
     places = b.constant(np.arange(total, dtype=np.int32))
     ends = None
     if filled is not None:
@@ -453,7 +453,7 @@ def _seen(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value 
     return functools.reduce(lambda x, y: b("And", x, y), found) if found else None
 
 
-def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
+def _extend_mask(b: Builder, mask: Value, total: int, fill: float) -> Value:
     """Return a mask of at least two dimensions extended to the number of keys; additional ones are hidden."""
     mask = reshape(b, mask, [1] * (2 - mask.rank) + list(mask.shape))
     missing = total - mask.shape[-1]
@@ -464,7 +464,7 @@ def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
     return join(b, [mask, b.constant(np.zeros((*mask.shape[:-1], missing), np.bool_))], mask.rank - 1)
 
 
-def _repeated(b: Builder, x: Value, times: int) -> Value:
+def _repeat_heads(b: Builder, x: Value, times: int) -> Value:
     """Return [B, N, L, H] with each head repeated `times` times in a row."""
     batch, few, length, size = x.shape
     each = expand(b, with_axis(b, x, 2), [batch, few, times, length, size])
@@ -502,7 +502,7 @@ def rotary_embedding(b: Builder, c: NodeCall) -> Value:
     apart = x
     if x.rank == 3:
         size = x.shape[2] // count if given and count else 2 * half
-        apart = _apart(b, x, x.shape[2] // size)
+        apart = _split_heads(b, x, x.shape[2] // size)
     if given and given != 2 * half:
         raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
     length = apart.shape[2]
@@ -533,13 +533,13 @@ def _turns(
         size = x.shape[3]
         if width > size:
             raise NodeRefused(f"its cosines for {width // 2} pairs do not fit heads of {size} numbers")
-        turned = _turned(b, cut(b, x, 3, 0, width), cosine, sine, interleaved=interleaved)
+        turned = _rotate(b, cut(b, x, 3, 0, width), cosine, sine, interleaved=interleaved)
         return turned if width == size else join(b, [turned, cut(b, x, 3, width, size)], 3)
 
     return turn
 
 
-def _turned(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bool) -> Value:
+def _rotate(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bool) -> Value:
     """Return pairs along the last axis rotated: neighbours, or one of each half."""
     *outer, width = x.shape
     half = width // 2

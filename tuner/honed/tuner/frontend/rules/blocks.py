@@ -13,7 +13,7 @@ from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .arithmetic import plus
-from .indexing import wrapped
+from .indexing import wrap_indices
 from .layout import cut, pad_axis, reshape, with_axis
 from .linear import matmul
 
@@ -44,15 +44,15 @@ def matmul_few_bits(b: Builder, c: NodeCall) -> Value:
     blocks = -(-terms // block)
     # Blocks of words, and a row for each word along the sum: neighbours are of neighbouring columns.
     words = np.ascontiguousarray(c.const(1, "weights").reshape(columns, -1)).view("<u4").astype(np.uint32)
-    weights = _unpacked(b, words.T.reshape(blocks, -1, 1, columns), bits, axis=2)
+    weights = _unpack(b, words.T.reshape(blocks, -1, 1, columns), bits, axis=2)
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
         if zeros.dtype == np.uint8:  # Zero points in bytes stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
-        middle = b.cast(b.held(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
+        middle = b.cast(b.hold(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
     scale = scales.reshape(columns, blocks).T[:, None, None, :].astype(x.dtype)
-    real = b("Mul", b("Sub", b.cast(weights, x.dtype), middle), b.held(scale))
+    real = b("Mul", b("Sub", b.cast(weights, x.dtype), middle), b.hold(scale))
     whole = pad_axis(b, x, x.rank - 1, 0, blocks * block - terms)
     return plus(b, matmul(b, whole, reshape(b, real, [blocks * block, columns])), c.opt(5))
 
@@ -72,13 +72,13 @@ def gather_block_quantised(b: Builder, c: NodeCall) -> Value:
     if bits not in _BITS or block < _LEAST_BLOCK or axis or along != last or not last:
         raise NodeRefused(f"its {bits} bits in blocks of {block} along axis {along} are not supported")
     extent, scale = table.shape[0], c.x(2)
-    places = b("Min", b("Max", wrapped(b, c.x(1), extent), 0), extent - 1)
+    places = b("Min", b("Max", wrap_indices(b, c.x(1), extent), 0), extent - 1)
 
     def rows(v: Value) -> Value:
-        return b("Gather", b.held(v.data) if v.data is not None else v, places, axis=0)
+        return b("Gather", b.hold(v.data) if v.data is not None else v, places, axis=0)
 
     packed, scales = rows(table), rows(scale)
-    numbers = _unpacked(b, with_axis(b, packed, packed.rank), bits, axis=packed.rank)
+    numbers = _unpack(b, with_axis(b, packed, packed.rank), bits, axis=packed.rank)
     count = scales.shape[-1]
     width = table.shape[-1] * (8 // bits)
     if count * block != width:
@@ -87,7 +87,7 @@ def gather_block_quantised(b: Builder, c: NodeCall) -> Value:
     middle: Value = b.like(_FOUR_BITS.get(typed, 1 << (bits - 1)), scales)
     if zero is not None:
         given = rows(zero)
-        unpacked = _unpacked(b, with_axis(b, given, given.rank), bits, axis=given.rank)
+        unpacked = _unpack(b, with_axis(b, given, given.rank), bits, axis=given.rank)
         unpacked = reshape(b, unpacked, [*given.shape[:-1], given.shape[-1] * (8 // bits)])
         middle = with_axis(b, b.cast(cut(b, unpacked, given.rank - 1, 0, count), scales.dtype), given.rank)
     real = b("Sub", b.cast(reshape(b, numbers, shape), scales.dtype), middle)
@@ -105,9 +105,9 @@ def _in_bytes(b: Builder, v: Value) -> Value:
     return b.constant(even[..., ::2] | even[..., 1::2] << 4)
 
 
-def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
+def _unpack(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
     """Return the numbers in bytes or words; those of one lie along an axis of 1, which becomes as long."""
-    held = packed if isinstance(packed, Value) else b.held(packed)
+    held = packed if isinstance(packed, Value) else b.hold(packed)
     width = 8 * held.dtype.itemsize
     if bits == width:
         return held

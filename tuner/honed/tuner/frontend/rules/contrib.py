@@ -14,21 +14,21 @@ from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry
-from .layout import flattened, join, pad_rule, reshape, transpose, with_axis
+from .layout import flatten_at, join, pad_rule, reshape, transpose, with_axis
 from .linear import gemm, matmul
-from .pooling import averaged, max_pool
+from .pooling import average_windows, max_pool
 from .quantisation import (
     dynamically_quantised,
     integer_product,
     qlinear_conv,
     requantise,
-    saturated,
-    scaled_product,
+    saturate,
+    scale_product,
     single,
-    widened,
+    widen,
 )
 from .recurrence import activate
-from .reduction import reduce, standardised
+from .reduction import reduce, standardise
 
 DOMAIN = "com.microsoft"
 _NEWEST = 13  # The opset for operators whose inputs are those of this opset
@@ -37,13 +37,13 @@ _NEWEST = 13  # The opset for operators whose inputs are those of this opset
 @rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)
 def fused_matmul(b: Builder, c: NodeCall) -> Value:
     """`alpha` * A' * B', with the axes of A and B permuted as ONNX Runtime's attributes say."""
-    x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
+    x, y = (_lay_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
     return result if alpha == 1.0 else b("Mul", result, alpha)
 
 
-def _laid_out(b: Builder, c: NodeCall, x: Value, side: str) -> Value:
+def _lay_out(b: Builder, c: NodeCall, x: Value, side: str) -> Value:
     order = list(range(x.rank))
     if c.integer(f"transBatch{side}") and x.rank > 2:
         order = [*order[1:-1], 0, order[-1]]
@@ -102,13 +102,13 @@ def fused_conv(b: Builder, c: NodeCall) -> Value:
 @rule("SkipLayerNormalization", domain=DOMAIN)
 def skip_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """Layer normalisation of the sum of two tensors (and a bias), along the last axis."""
-    total = _skipped(b, c, 4)
-    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
+    total = _add_skip(b, c, 4)
+    y = b("Mul", standardise(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
     y = plus(b, y, c.opt(3))
     return [y, y, y, total]
 
 
-def _skipped(b: Builder, c: NodeCall, bias: int) -> Value:
+def _add_skip(b: Builder, c: NodeCall, bias: int) -> Value:
     """The sum of the first two inputs, and the one of number `bias`."""
     total = plus(b, c.x(0), c.x(1), c.opt(bias))
     if c.wants(1) or c.wants(2):
@@ -127,7 +127,7 @@ def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     return b("Mul", single(b, less_zero(b, x, zero)), scale)
 
 
-def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
+def quantise(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
     """`y` in steps of `scale`, of the type of `like` where no zero point gives one."""
     return requantise(b, b("Div", y, scale), _zero_or(b, zero, like))
 
@@ -136,17 +136,17 @@ def _zero_or(b: Builder, zero: Value | None, like: Value) -> Value:
     return b.constant(np.zeros((), like.dtype)) if zero is None else zero
 
 
-def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
-    """round(steps + zero), saturated: halves go to the even result, where `quantised` takes the even step."""
+def round_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
+    """round(steps + zero), saturated: halves go to the even result, where `quantise` takes the even step."""
     zero = _zero_or(b, zero, like)
-    return saturated(b, b("Round", b("Add", steps, single(b, zero))), zero)
+    return saturate(b, b("Round", b("Add", steps, single(b, zero))), zero)
 
 
 @rule("QLinearAdd", domain=DOMAIN)
 def qlinear_add(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
-    return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
+    return quantise(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
 
 
 @rule("QLinearMul", domain=DOMAIN)
@@ -154,7 +154,7 @@ def qlinear_multiply(b: Builder, c: NodeCall) -> Value:
     """The product of integers minus their zero points, scaled and quantised again."""
     x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
     scale = b("Div", b("Mul", c.x(1), c.x(4)), c.x(6))
-    return rounded_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
+    return round_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain=DOMAIN)
@@ -163,7 +163,7 @@ def qlinear_unary(b: Builder, c: NodeCall) -> Value:
     x = real(b, c.x(0), c.x(1), c.opt(2))
     name = c.op.removeprefix("QLinear").lower()
     y = activate(b, x, name, c.number("alpha", 0.01), 0.0)
-    return quantised(b, y, c.x(3), c.opt(4), c.x(0))
+    return quantise(b, y, c.x(3), c.opt(4), c.x(0))
 
 
 @rule("QLinearGlobalAveragePool", domain=DOMAIN)
@@ -172,7 +172,7 @@ def qlinear_global_average(b: Builder, c: NodeCall) -> Value:
     x = real(b, c.x(0), c.x(1), c.opt(2))
     first = 1 if c.integer("channels_last") else 2
     axes = list(range(first, first + x.rank - 2))
-    return quantised(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
+    return quantise(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
 
 
 @rule("QLinearConcat", domain=DOMAIN)
@@ -180,7 +180,7 @@ def qlinear_concat(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
-    return quantised(b, join(b, parts, axis), c.x(0), c.opt(1), c.x(2))
+    return quantise(b, join(b, parts, axis), c.x(0), c.opt(1), c.x(2))
 
 
 @rule("DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Range", "Trilu", domain=DOMAIN)
@@ -207,7 +207,7 @@ def expand_dims(b: Builder, c: NodeCall) -> Value:
 @rule("MatMulInteger16", domain=DOMAIN)
 def matmul_integer_16(b: Builder, c: NodeCall) -> Value:
     """A product of 16-bit integers in int32."""
-    return matmul(b, widened(b, c.x(0), None, 0), widened(b, c.x(1), None, 0))
+    return matmul(b, widen(b, c.x(0), None, 0), widen(b, c.x(1), None, 0))
 
 
 def _channels_first(b: Builder, x: Value) -> Value:
@@ -239,7 +239,7 @@ def qlinear_where(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.x(i + 2)) for i in (1, 4))
     chosen = b("Where", b("Cast", c.x(0), to=TensorProto.BOOL), x, y)
-    return quantised(b, chosen, c.x(7), c.x(8), c.x(1))
+    return quantise(b, chosen, c.x(7), c.x(8), c.x(1))
 
 
 @rule("MatMulIntegerToFloat", domain=DOMAIN)
@@ -250,28 +250,28 @@ def matmul_integer_to_float(b: Builder, c: NodeCall) -> Value:
         if given is not None and given.size > 1:
             raise NodeRefused("it has scales for the rows of its first input")
     product = integer_product(b, c.x(0), c.opt(4), c.x(1), c.opt(5))
-    return scaled_product(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
+    return scale_product(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
 
 
 @rule("DynamicQuantizeMatMul", domain=DOMAIN)
 def dynamic_quantize_matmul(b: Builder, c: NodeCall) -> Value:
     """The input quantised by its own range, a product of integers, scaled to float32, plus a bias."""
     x, scale, zero = dynamically_quantised(b, c.x(0))
-    return scaled_product(b, integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
+    return scale_product(b, integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
 
 
 @rule("QGemm", domain=DOMAIN)
 def quantised_gemm(b: Builder, c: NodeCall) -> Value:
     """A product of 8-bit integers plus an int32 bias, scaled; quantised if an output scale is given."""
-    x, y = widened(b, c.x(0), c.opt(2), 0), c.x(3)
-    wide = widened(b, y, c.opt(5), 0 if c.integer("transB") else 1)
+    x, y = widen(b, c.x(0), c.opt(2), 0), c.x(3)
+    wide = widen(b, y, c.opt(5), 0 if c.integer("transB") else 1)
     x = transpose(b, x, [1, 0]) if c.integer("transA") else x
     wide = transpose(b, wide, [1, 0]) if c.integer("transB") else wide
     total = plus(b, matmul(b, x, wide), c.opt(6))
     scale = c.x(1), c.x(4)
     result = b("Mul", single(b, total), b("Mul", b("Mul", *scale), c.number("alpha", 1.0)))
     to = c.opt(7)
-    return result if to is None else quantised(b, result, to, c.opt(8), c.x(0))
+    return result if to is None else quantise(b, result, to, c.opt(8), c.x(0))
 
 
 @rule("QLinearAveragePool", domain=DOMAIN)
@@ -279,9 +279,9 @@ def qlinear_average_pool(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     x = _channels_first(b, x) if c.integer("channels_last") else x
-    y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
+    y = average_windows(b, c, x, counted=bool(c.integer("count_include_pad")))
     y = _channels_last(b, y) if c.integer("channels_last") else y
-    return rounded_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
+    return round_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
 
 
 @rule("QLinearSoftmax", domain=DOMAIN)
@@ -291,7 +291,7 @@ def qlinear_softmax(b: Builder, c: NodeCall) -> Value:
     axis = normal_axis(c.integer("axis", -1), x.rank)
     flat = x
     if c.integer("opset") < 13:
-        flat, axis = flattened(b, x, axis), 1
+        flat, axis = flatten_at(b, x, axis), 1
     if flat.shape[axis] == 1:
         raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
     shares = reshape(b, b("Softmax", flat, axis=axis), x.shape)
@@ -303,7 +303,7 @@ def qlinear_softmax(b: Builder, c: NodeCall) -> Value:
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
 def skip_root_mean_square(b: Builder, c: NodeCall) -> list[Value]:
     """The sum of two tensors (and a bias) over its root mean square along the last axis."""
-    total = _skipped(b, c, 3)
+    total = _add_skip(b, c, 3)
     wide = single(b, total)
     square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
     root = b("Sqrt", b("Add", square, c.number("epsilon", 1e-5)))
@@ -315,7 +315,7 @@ def skip_root_mean_square(b: Builder, c: NodeCall) -> list[Value]:
 @rule("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """The sum of embeddings of words, positions and segments, normalised along the last axis."""
-    return _embedded(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
+    return _embed(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
 
 
 @rule("QEmbedLayerNormalization", domain=DOMAIN)
@@ -323,12 +323,10 @@ def quantised_embed_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """EmbedLayerNormalization whose tables are of 8-bit integers."""
     tables = [real(b, c.x(i), c.x(i + 6), c.x(i + 11)) for i in (2, 3, 5, 6)]
     segments = None if c.opt(4) is None else real(b, c.x(4), c.x(10), c.x(15))
-    return _embedded(b, c, [*tables[:2], segments, *tables[2:]], None)
+    return _embed(b, c, [*tables[:2], segments, *tables[2:]], None)
 
 
-def _embedded(
-    b: Builder, c: NodeCall, tables: Sequence[Value | None], positions: Value | None
-) -> list[Value]:
+def _embed(b: Builder, c: NodeCall, tables: Sequence[Value | None], positions: Value | None) -> list[Value]:
     """Return the outputs; `tables` are of words, positions and segments, which may be left out.
 
     Then gamma and beta.
@@ -344,7 +342,7 @@ def _embedded(
     total = b("Add", total, b("Gather", of_positions, positions, axis=0))
     if segments is not None and of_segments is not None:
         total = b("Add", total, b("Gather", of_segments, segments, axis=0))
-    y = standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12))
+    y = standardise(b, total, [total.rank - 1], c.number("epsilon", 1e-12))
     y = b("Add", b("Mul", y, gamma), beta)
     if mask is None:
         return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]

@@ -129,11 +129,11 @@ def geometry(b: Builder, c: NodeCall, x: Value, w: Value) -> tuple[Value, Geomet
 def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """The convolution of `x` with `w`, without bias."""
     if math.prod(w.shape[1:]) == 1:
-        return _scaled(b, x, w, g)
+        return _scale_channels(b, x, w, g)
     return g.apply(b, "Conv", x, w)
 
 
-def _scaled(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+def _scale_channels(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """A kernel of one element: each output channel is an input channel times a number."""
     y = pad(b, x, [0, 0, *g.before], [0, 0, *g.after], 0)
     for axis, stride in enumerate(g.strides, start=2):
@@ -165,14 +165,14 @@ def conv_transpose(b: Builder, c: NodeCall) -> Value:
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     extra = window(c, "output_padding", spatial, 0)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]
-    before, after = _transposed_pads(c, x.shape[2:], reach, strides, extra)
+    before, after = _output_cuts(c, x.shape[2:], reach, strides, extra)
     after = [p - e for p, e in zip(after, extra, strict=True)]
     group = c.integer("group", 1)
     g = Geometry(strides=strides, dilations=dilations, before=before, after=after, group=group)
-    return channel_bias(b, transposed(b, x, w, g), c.opt(2))
+    return channel_bias(b, convolve_transposed(b, x, w, g), c.opt(2))
 
 
-def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+def convolve_transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """Return a transposed convolution: zeros between input elements, then a convolution by flipped kernels.
 
     `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out [input
@@ -194,7 +194,7 @@ def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     return convolve(b, stretched, kernel, whole)
 
 
-def _transposed_pads(
+def _output_cuts(
     c: NodeCall, extents: Sequence[int], reach: list[int], strides: list[int], extra: list[int]
 ) -> tuple[list[int], list[int]]:
     """Return the amounts cut off the full output.

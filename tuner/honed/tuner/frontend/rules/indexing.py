@@ -30,7 +30,7 @@ _SCANNED = 64  # Elements of a running total that are compared with each other
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
 
-def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
+def wrap_indices(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
     """Return indices counted from the front; requests with one out of range are not served.
 
     Constant ones are checked here: raises NodeRefused for one out of range.
@@ -41,10 +41,10 @@ def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Val
         counted = np.where(indices.data < 0, indices.data + extent, indices.data)
         return b.constant(counted.astype(indices.dtype))
     b.rely(indices, -extent, extent - 1, f"indices into {extent} elements")
-    return _counted(b, indices, extent)
+    return _count_from_front(b, indices, extent)
 
 
-def _counted(b: Builder, indices: Value, extent: int) -> Value:
+def _count_from_front(b: Builder, indices: Value, extent: int) -> Value:
     """Return indices counted from the front, also for negative ones, which count from the end."""
     negative = b("Less", indices, 0)
     return b("Where", negative, b("Add", indices, extent), indices)
@@ -60,7 +60,7 @@ def gather(b: Builder, c: NodeCall) -> Value:
     """Slices at indices along an axis; one constant index is a slice."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
-    indices = wrapped(b, c.x(1), x.shape[axis])
+    indices = wrap_indices(b, c.x(1), x.shape[axis])
     if indices.data is not None and indices.size:
         values = indices.data.reshape(-1)
         start, step = int(values[0]), int(values[1] - values[0]) if values.size > 1 else 1
@@ -93,7 +93,7 @@ def gather_elements_rule(b: Builder, c: NodeCall) -> Value:
     """The elements of one axis at the indices."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
-    return gather_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), axis)
+    return gather_elements(b, x, wrap_indices(b, c.x(1), x.shape[axis]), axis)
 
 
 @rule("GatherND")
@@ -120,7 +120,7 @@ def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
         b.rely(indices, -most, most - 1, f"tuples of indices into {list(shape)}")
     for i, (extent, stride) in enumerate(zip(shape, strides_of(shape), strict=True)):
         picked = pick(b, indices, indices.rank - 1, i)
-        count = wrapped if picked.data is not None else _counted
+        count = wrap_indices if picked.data is not None else _count_from_front
         column = b.cast(count(b, picked, extent), np.int64)
         column = b("Min", b("Max", column, 0), extent - 1)
         part = b("Mul", column, stride) if stride != 1 else column
@@ -134,7 +134,7 @@ def scatter_elements_rule(b: Builder, c: NodeCall) -> Value:
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
     return scatter_elements(
-        b, x, wrapped(b, c.x(1), x.shape[axis]), c.x(2), axis, c.text("reduction", "none")
+        b, x, wrap_indices(b, c.x(1), x.shape[axis]), c.x(2), axis, c.text("reduction", "none")
     )
 
 
@@ -152,7 +152,7 @@ def scatter_elements(
     missing = [d - i for d, i in zip(data.shape[:-1], idx.shape[:-1], strict=True)] + [0]
     wide, upd = pad(b, wide, none, missing, -1), pad(b, upd, none, missing, 0)
     rows, width, slots = math.prod(data.shape[:-1]), data.shape[-1], wide.shape[-1]
-    result = _scattered(
+    result = _scatter(
         b,
         reshape(b, data, [rows, width, 1]),
         reshape(b, wide, [rows, slots]),
@@ -171,12 +171,12 @@ def scatter_nd(b: Builder, c: NodeCall) -> Value:
     inner = x.size // rows
     if indices.data is not None:
         for i, extent in enumerate(x.shape[:depth]):
-            wrapped(b, b.constant(indices.data[..., i]), extent)
+            wrap_indices(b, b.constant(indices.data[..., i]), extent)
     places = reshape(b, _linear(b, indices, x.shape[:depth]), [slots])
     if places.data is not None and reduction == "none":
         spread = places.data[:, None] * inner + np.arange(inner)[None, :]
         return _by_map(b, x, updates, spread.reshape(-1))
-    result = _scattered(
+    result = _scatter(
         b,
         reshape(b, x, [1, rows, inner]),
         reshape(b, places, [1, slots]),
@@ -196,7 +196,7 @@ def _by_map(b: Builder, x: Value, updates: Value, places: Array) -> Value:
     return b("Gather", both, b.constant(source.reshape(x.shape)), axis=0)
 
 
-def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: str) -> Value:
+def _scatter(b: Builder, x: Value, places: Value, updates: Value, reduction: str) -> Value:
     """`x` [rows, width, inner], places [rows, slots], updates [rows, slots, inner]."""
     rows, width, inner = x.shape
     slots = places.shape[1]
@@ -313,7 +313,7 @@ def running_total(b: Builder, c: NodeCall) -> Value:
     fold, join, neutral = ("ReduceSum", "Add", 0) if c.op == "CumSum" else ("ReduceProd", "Mul", 1)
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
-    def scanned(x: Value, *, exclusive: bool) -> Value:
+    def scan(x: Value, *, exclusive: bool) -> Value:
         """Return totals of blocks, by comparing places, plus those of all earlier blocks (Blelloch 1990)."""
         outer, size, inner = x.shape
         block = min(size, _SCANNED)
@@ -327,11 +327,11 @@ def running_total(b: Builder, c: NodeCall) -> Value:
         found = reduce(b, fold, each, [3], keepdims=False)
         if count > 1:
             totals = reduce(b, fold, blocks, [2], keepdims=False)
-            behind = scanned(totals, exclusive=True)
+            behind = scan(totals, exclusive=True)
             found = b(join, found, reshape(b, behind, [outer, count, 1, inner]))
         return cut(b, reshape(b, found, [outer, count * block, inner]), 1, 0, size)
 
-    return reshape(b, scanned(apart, exclusive=exclusive), x.shape) if x.size else x
+    return reshape(b, scan(apart, exclusive=exclusive), x.shape) if x.size else x
 
 
 @rule("ReverseSequence")
@@ -359,11 +359,11 @@ def compress(b: Builder, c: NodeCall) -> Value:
     if "axis" not in c.attrs:
         x = reshape(b, x, [x.size])
     axis = normal_axis(c.integer("axis"), x.rank)
-    return b("Gather", x, wrapped(b, b.constant(chosen), x.shape[axis], "condition"), axis=axis)
+    return b("Gather", x, wrap_indices(b, b.constant(chosen), x.shape[axis], "condition"), axis=axis)
 
 
 @rule("NonZero", "Unique", "NonMaxSuppression")
-def shaped_by_values(b: Builder, c: NodeCall) -> Value:
+def refuse_dynamic(b: Builder, c: NodeCall) -> Value:
     """Refused: the number of results depends on values."""
     raise NodeRefused(_VALUES)
 

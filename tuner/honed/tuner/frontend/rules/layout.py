@@ -70,7 +70,7 @@ def without_axes(b: Builder, x: Value, axes: Container[int]) -> Value:
     return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
-def flattened(b: Builder, x: Value, axis: int) -> Value:
+def flatten_at(b: Builder, x: Value, axis: int) -> Value:
     """`x` in two dimensions, split at an axis."""
     return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
 
@@ -118,7 +118,7 @@ def reshape_rule(b: Builder, c: NodeCall) -> Value:
     return reshape(b, x, wanted)
 
 
-def given_axes(c: NodeCall, since: int) -> list[int] | None:
+def axes_of(c: NodeCall, since: int) -> list[int] | None:
     """Return the axes, an attribute before opset `since`, input 1 after; None where they are missing."""
     return c.ints("axes") if c.opset < since else c.opt_numbers(1, "axes")
 
@@ -126,7 +126,7 @@ def given_axes(c: NodeCall, since: int) -> list[int] | None:
 @rule("Squeeze")
 def squeeze(b: Builder, c: NodeCall) -> Value:
     """Drop dimensions of size 1."""
-    x, axes = c.x(), given_axes(c, 13)
+    x, axes = c.x(), axes_of(c, 13)
     ones = [i for i, d in enumerate(x.shape) if d == 1]
     dropped = {normal_axis(a, x.rank) for a in (ones if axes is None else axes)}
     if any(x.shape[i] != 1 for i in dropped):
@@ -137,7 +137,7 @@ def squeeze(b: Builder, c: NodeCall) -> Value:
 @rule("Unsqueeze")
 def unsqueeze(b: Builder, c: NodeCall) -> Value:
     """Insert dimensions of size 1."""
-    x, axes = c.x(), given_axes(c, 13) or []
+    x, axes = c.x(), axes_of(c, 13) or []
     rank = x.rank + len(axes)
     places = {normal_axis(a, rank) for a in axes}
     if len(places) != len(axes):
@@ -150,7 +150,7 @@ def unsqueeze(b: Builder, c: NodeCall) -> Value:
 def flatten(b: Builder, c: NodeCall) -> Value:
     """Two dimensions, split at an axis."""
     x = c.x()
-    return flattened(b, x, normal_axis(c.integer("axis", 1), x.rank, end=True))
+    return flatten_at(b, x, normal_axis(c.integer("axis", 1), x.rank, end=True))
 
 
 @rule("Transpose")
@@ -223,7 +223,7 @@ def slice_rule(b: Builder, c: NodeCall) -> Value:
         place = normal_axis(axis, x.rank)
         if step == 0:
             raise NodeRefused("its step is 0")
-        first, last = _clamped(start, end, step, x.shape[place])
+        first, last = _clamp(start, end, step, x.shape[place])
         if step > 0:
             x = cut(b, x, place, first, last, step)
         else:
@@ -232,7 +232,7 @@ def slice_rule(b: Builder, c: NodeCall) -> Value:
     return x
 
 
-def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
+def _clamp(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
     """Return start and end as ONNX clamps them.
 
     End is -1 where a backward slice includes the first element.
@@ -343,7 +343,7 @@ def pad_rule(b: Builder, c: NodeCall) -> Value:
         return _constant_pad(b, c, x, before, after)
     for axis in range(x.rank):
         if before[axis] or after[axis]:
-            places = _reflected(mode, x.shape[axis], before[axis], after[axis])
+            places = _source_places(mode, x.shape[axis], before[axis], after[axis])
             x = b("Gather", x, b.constant(places), axis=axis)
     return x
 
@@ -377,7 +377,7 @@ def _amounts(c: NodeCall, rank: int) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
+def _source_places(mode: str, extent: int, before: int, after: int) -> Array:
     """Return, for each output position along an axis, the input position it copies."""
     places = np.arange(-before, extent + after)
     if mode == "edge":

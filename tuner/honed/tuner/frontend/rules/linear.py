@@ -61,7 +61,7 @@ def einsum(b: Builder, c: NodeCall) -> Value:
         (x, tx), (y, ty) = pairs.pop(0), pairs.pop(0)
         needed = set(result) | {label for _, t in pairs for label in t}
         pairs.insert(0, _contract(b, x, tx, y, ty, needed, dims))
-    value, term = _summed(b, *pairs[0], set(result))
+    value, term = _sum_unneeded(b, *pairs[0], set(result))
     return transpose(b, value, [term.index(label) for label in result])
 
 
@@ -104,7 +104,7 @@ def _diagonal(b: Builder, x: Value, term: str) -> tuple[Value, str]:
     return x, term
 
 
-def _summed(b: Builder, x: Value, term: str, needed: set[str]) -> tuple[Value, str]:
+def _sum_unneeded(b: Builder, x: Value, term: str, needed: set[str]) -> tuple[Value, str]:
     axes = [i for i, label in enumerate(term) if label not in needed]
     if not axes:
         return x, term
@@ -114,21 +114,21 @@ def _summed(b: Builder, x: Value, term: str, needed: set[str]) -> tuple[Value, s
 def _contract(
     b: Builder, x: Value, tx: str, y: Value, ty: str, needed: set[str], dims: dict[str, int]
 ) -> tuple[Value, str]:
-    x, tx = _summed(b, x, tx, needed | set(ty))
-    y, ty = _summed(b, y, ty, needed | set(tx))
+    x, tx = _sum_unneeded(b, x, tx, needed | set(ty))
+    y, ty = _sum_unneeded(b, y, ty, needed | set(tx))
     shared = [t for t in tx if t in ty]
     batch = [t for t in shared if t in needed]
     inner = [t for t in shared if t not in needed]
     rows, columns = [t for t in tx if t not in ty], [t for t in ty if t not in tx]
 
-    def arranged(v: Value, term: str, groups: list[list[str]]) -> Value:
+    def arrange(v: Value, term: str, groups: list[list[str]]) -> Value:
         order = [t for group in groups for t in group]
         full = expand(b, v, [dims[t] for t in term]) if any(t in shared for t in term) else v
         moved = transpose(b, full, [term.index(t) for t in order])
         return reshape(b, moved, [math.prod(dims[t] for t in group) for group in groups])
 
-    left = arranged(x, tx, [batch, rows, inner])
-    right = arranged(y, ty, [batch, inner, columns])
+    left = arrange(x, tx, [batch, rows, inner])
+    right = arrange(y, ty, [batch, inner, columns])
     product = matmul(b, left, right) if inner else b("Mul", left, right)
     order = [*batch, *rows, *columns]
     return reshape(b, product, [dims[t] for t in order]), "".join(order)

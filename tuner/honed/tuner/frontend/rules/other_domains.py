@@ -8,7 +8,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-from .arithmetic import mixed
+from .arithmetic import mix
 from .layout import reshape
 
 TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
@@ -71,7 +71,7 @@ def adam(b: Builder, c: NodeCall) -> list[Value]:
         )
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
-        mean, square = mixed(b, state[0], g, alpha), mixed(b, state[1], b("Mul", g, g), beta)
+        mean, square = mix(b, state[0], g, alpha), mix(b, state[1], b("Mul", g, g), beta)
         root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
         later = b("Less", 0, count)

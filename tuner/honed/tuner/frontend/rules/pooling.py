@@ -60,7 +60,7 @@ def _window(c: NodeCall, x: Value) -> Window:
     return Window(kernel, strides, dilations, before, after, beyond, outputs)
 
 
-def _pooled(b: Builder, op: str, x: Value, w: Window, **attrs: int) -> Value:
+def _pool(b: Builder, op: str, x: Value, w: Window, **attrs: int) -> Value:
     """The core operator `op` over the windows of `x`."""
     pads = [*w.before, *w.after]
     y = b(op, x, **attrs, kernel_shape=w.kernel, strides=w.strides, dilations=w.dilations, pads=pads)
@@ -80,7 +80,7 @@ def max_pool(b: Builder, c: NodeCall) -> list[Value]:
     )
     # Windows of one element reduce nothing: strided slices suffice
     if plain and small and math.prod(w.kernel) > 1:
-        return [_pooled(b, "MaxPool", x, w)]
+        return [_pool(b, "MaxPool", x, w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
     best, *others = _taps(b, x, w, lowest)
     if not c.wants(1):
@@ -118,10 +118,10 @@ def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
 @rule("AveragePool")
 def average_pool(b: Builder, c: NodeCall) -> Value:
     """AveragePool, corrected by the number of elements in each window."""
-    return averaged(b, c, c.x(), counted=bool(c.integer("count_include_pad")) and c.opset >= 7)
+    return average_windows(b, c, c.x(), counted=bool(c.integer("count_include_pad")) and c.opset >= 7)
 
 
-def averaged(b: Builder, c: NodeCall, x: Value, *, counted: bool) -> Value:
+def average_windows(b: Builder, c: NodeCall, x: Value, *, counted: bool) -> Value:
     """Return averages over the call's windows of `x`; with `counted` the divisor includes the padding."""
     w = _window(c, x)
     total = _average(b, x, w)
@@ -136,7 +136,7 @@ def _average(b: Builder, x: Value, w: Window) -> Value:
     """Return sums over each window, with padding as 0, over the window's size."""
     if math.prod(w.kernel) == 1:
         return _taps(b, x, w, 0)[0]
-    return _pooled(b, "AveragePool", x, w, count_include_pad=1)
+    return _pool(b, "AveragePool", x, w, count_include_pad=1)
 
 
 def _counts(x: Value, w: Window, *, padding: bool) -> Array:

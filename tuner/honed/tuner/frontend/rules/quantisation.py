@@ -38,17 +38,17 @@ def single(b: Builder, x: Value) -> Value:
 def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
     """round(scaled) + zero, saturated to the integer type of `zero`."""
     moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
-    return saturated(b, moved, zero)
+    return saturate(b, moved, zero)
 
 
-def saturated(b: Builder, moved: Value, zero: Value) -> Value:
+def saturate(b: Builder, moved: Value, zero: Value) -> Value:
     """Whole numbers in float in the integer type of `zero`."""
     limits = np.iinfo(zero.dtype)
     bounded = b("Min", b("Max", moved, limits.min), limits.max)
     return b("Cast", bounded, to=elem_type(zero.dtype))
 
 
-def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
+def widen(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
     """`x - zero` in int32; a zero point of one dimension lies along an axis of `x`."""
     wide = b("Cast", x, to=TensorProto.INT32)
     if zero is None or (zero.data is not None and not zero.data.any()):
@@ -60,13 +60,13 @@ def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
 
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """A product in int32 of integers less zero points, which may be for rows of `x`, columns of `y`."""
-    made = _signed_product(b, x, x_zero, y, y_zero)
+    made = _multiply_signed(b, x, x_zero, y, y_zero)
     if made is not None:
         return made
-    return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+    return matmul(b, widen(b, x, x_zero, x.rank - 2), widen(b, y, y_zero, y.rank - 1))
 
 
-def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
+def scale_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
     """An integer product in float32; a scale of one dimension is for the columns."""
     return plus(b, b("Mul", single(b, product), b("Mul", x_scale, y_scale)), bias)
 
@@ -117,32 +117,32 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: NodeCall) -> Value:
     """Convolution of 8-bit integers in int32; padding has the value of the zero point."""
-    return _convolved(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
+    return _convolve(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
-def _convolved(
+def _convolve(
     b: Builder, c: NodeCall, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None
 ) -> Value:
     """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
     cut_x, g = geometry(b, c, x, w)
-    made = _signed_convolution(b, cut_x, x_zero, w, w_zero, g)
+    made = _convolve_signed(b, cut_x, x_zero, w, w_zero, g)
     if made is not None:
         return made
-    return convolve_integers(b, widened(b, cut_x, x_zero, 0), widened(b, w, w_zero, 0), g)
+    return convolve_integers(b, widen(b, cut_x, x_zero, 0), widen(b, w, w_zero, 0), g)
 
 
 @rule("QLinearConv")
 def qlinear_conv(b: Builder, c: NodeCall) -> Value:
     """Integer convolution, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    total = channel_bias(b, _convolved(b, c, x, x_zero, w, w_zero), c.opt(8))
+    total = channel_bias(b, _convolve(b, c, x, x_zero, w, w_zero), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
         w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
     scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
     return requantise(b, b("Mul", single(b, total), scale), y_zero)
 
 
-def _placed(b: Builder, c: NodeCall, v: Value, x: Value) -> Value:
+def _broadcast(b: Builder, c: NodeCall, v: Value, x: Value) -> Value:
     """A scale or zero point laid out to broadcast over `x`: one number, one per slice, or one per block."""
     if v.size == 1 and c.integer("block_size") == 0:
         return reshape(b, v, [])
@@ -167,8 +167,8 @@ def quantize(b: Builder, c: NodeCall) -> Value:
     to = numpy_dtype(c.integer("output_dtype") or TensorProto.UINT8) if zero is None else zero.dtype
     _integer_type(to)
     zero = b.constant(np.zeros(scale.shape, to)) if zero is None else zero
-    wide, step = single(b, x), single(b, _placed(b, c, scale, x))
-    return requantise(b, b("Div", wide, step), _placed(b, c, zero, x))
+    wide, step = single(b, x), single(b, _broadcast(b, c, scale, x))
+    return requantise(b, b("Div", wide, step), _broadcast(b, c, zero, x))
 
 
 @rule("DequantizeLinear")
@@ -178,9 +178,9 @@ def dequantize(b: Builder, c: NodeCall) -> Value:
     _integer_type(x.dtype)
     wide = b("Cast", x, to=TensorProto.INT32)
     if zero is not None:
-        wide = b("Sub", wide, b("Cast", _placed(b, c, zero, x), to=TensorProto.INT32))
+        wide = b("Sub", wide, b("Cast", _broadcast(b, c, zero, x), to=TensorProto.INT32))
     to = c.integer("output_dtype") or elem_type(scale.dtype)
-    result = b("Mul", single(b, wide), single(b, _placed(b, c, scale, x)))
+    result = b("Mul", single(b, wide), single(b, _broadcast(b, c, scale, x)))
     return b.cast(result, numpy_dtype(to))
 
 
@@ -208,7 +208,7 @@ def _is_bytes(x: Value) -> bool:
     return x.dtype in (np.int8, np.uint8)
 
 
-def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | None]:
+def _as_signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | None]:
     """Return bytes as int8, and their zero point: in int32, None where that is 0."""
     moved = None if zero is None else b("Cast", zero, to=TensorProto.INT32)
     if x.dtype == np.uint8:
@@ -220,7 +220,7 @@ def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | No
     return x, moved
 
 
-def _signed_product(
+def _multiply_signed(
     b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None
 ) -> Value | None:
     """Return a product in int32; None where `y` is no constant.
@@ -229,7 +229,7 @@ def _signed_product(
     """
     if y.data is None or not (_is_bytes(x) and _is_bytes(y)) or min(x.rank, y.rank) < 2:
         return None
-    (x, x_zero), (y, y_zero), terms = _signed(b, x, x_zero), _signed(b, y, y_zero), y.shape[-2]
+    (x, x_zero), (y, y_zero), terms = _as_signed(b, x, x_zero), _as_signed(b, y, y_zero), y.shape[-2]
     if y.data is None or not 1 < terms <= _MOST_TERMS:
         return None
     if x_zero is not None and x_zero.rank == 1 and x_zero.size > 1:
@@ -260,7 +260,7 @@ def _less_zeros(
     return total if x_zero is None else b("Sub", total, b("Mul", x_zero, of_weights))
 
 
-def _signed_convolution(
+def _convolve_signed(
     b: Builder, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None, g: Geometry
 ) -> Value | None:
     """Return a convolution of two spatial dimensions in int32; None where `w` is no constant.
@@ -269,13 +269,13 @@ def _signed_convolution(
     """
     if w.data is None or x.rank != 4 or not (_is_bytes(x) and _is_bytes(w)):
         return None
-    (x, x_zero), (w, w_zero) = _signed(b, x, x_zero), _signed(b, w, w_zero)
+    (x, x_zero), (w, w_zero) = _as_signed(b, x, x_zero), _as_signed(b, w, w_zero)
     terms = w.size // w.shape[0]
     if w.data is None or not 1 < terms <= _MOST_TERMS or (w_zero is not None and g.group > 1):
         return None
     if x_zero is not None:
         if any([*g.before, *g.after]):
-            x, g = _padded(b, x, x_zero, g), replace(g, before=[0, 0], after=[0, 0])
+            x, g = _pad(b, x, x_zero, g), replace(g, before=[0, 0], after=[0, 0])
         x_zero = reshape(b, x_zero, [])
     if w_zero is not None:
         w_zero = reshape(b, w_zero, [1, w_zero.size, 1, 1])
@@ -284,7 +284,7 @@ def _signed_convolution(
     return _less_zeros(b, partial(g.apply, b, "ConvInteger", x), x_zero, w, w_zero, ones, sums, terms)
 
 
-def _padded(b: Builder, x: Value, zero: Value, g: Geometry) -> Value:
+def _pad(b: Builder, x: Value, zero: Value, g: Geometry) -> Value:
     """`x` with its zero point around it."""
     around = [0, 0, *g.before], [0, 0, *g.after]
     if zero.data is not None:

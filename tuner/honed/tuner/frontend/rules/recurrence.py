@@ -18,7 +18,7 @@ from honed.tuner.frontend.values import NodeRefused, Value
 from .arithmetic import hard_sigmoid, plus, softplus, softsign
 from .layout import cut, join, pick, reshape, transpose, with_axis
 from .linear import matmul
-from .quantisation import dynamically_quantised, integer_product, scaled_product
+from .quantisation import dynamically_quantised, integer_product, scale_product
 
 MAX_STEPS = 64  # Longer sequences make more kernels than their launches are worth
 Activation = Callable[[Builder, Value], Value]
@@ -72,7 +72,7 @@ class Weights:
             return matmul(b, x, self.data)
         quantised, scale, zero = dynamically_quantised(b, x)
         whole = integer_product(b, quantised, zero, self.data, self.zero)
-        return scaled_product(b, whole, scale, self.scale, None)
+        return scale_product(b, whole, scale, self.scale, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +121,17 @@ def lstm_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: Recurre
     gate_i, gate_o, gate_f, gate_c = _gates(b, plus(b, x, _recurrent(b, d, state.h)), 4)
     peep_i, peep_o, peep_f = [None] * 3 if d.peepholes is None else _gates(b, d.peepholes, 3)
 
-    def seen(gate: Value, peep: Value | None, cell: Value | None) -> Value:
+    def with_peephole(gate: Value, peep: Value | None, cell: Value | None) -> Value:
         return gate if peep is None or cell is None else b("Add", gate, b("Mul", peep, cell))
 
-    i = f(b, seen(gate_i, peep_i, state.c))
+    i = f(b, with_peephole(gate_i, peep_i, state.c))
     cell = b("Mul", i, g(b, gate_c))
     if state.c is not None:
-        kept = b("Sub", 1, i) if call.integer("input_forget") else f(b, seen(gate_f, peep_f, state.c))
+        kept = (
+            b("Sub", 1, i) if call.integer("input_forget") else f(b, with_peephole(gate_f, peep_f, state.c))
+        )
         cell = b("Add", b("Mul", kept, state.c), cell)
-    return RecurrentState(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
+    return RecurrentState(b("Mul", f(b, with_peephole(gate_o, peep_o, cell)), h(b, cell)), cell)
 
 
 def gru_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
@@ -180,7 +182,7 @@ LAYERS = {
 @rule("LSTM", "GRU", "RNN")
 def recurrence(b: Builder, c: NodeCall) -> list[Value]:
     """Unrolled, up to 64 steps; one product multiplies the inputs of all steps."""
-    return _unrolled(b, c, LAYERS[c.op])
+    return _unroll(b, c, LAYERS[c.op])
 
 
 @rule("DynamicQuantizeLSTM", domain="com.microsoft")
@@ -191,10 +193,10 @@ def dynamic_quantize_lstm(b: Builder, c: NodeCall) -> list[Value]:
         raise NodeRefused(
             "its sequences differ in length, and are quantised together; export it without quantisation"
         )
-    return _unrolled(b, c, LAYERS["LSTM"])
+    return _unroll(b, c, LAYERS["LSTM"])
 
 
-def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
+def _unroll(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
     batchwise = bool(c.integer("layout"))
     if c.x(0).rank != 3:
         raise NodeRefused(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
@@ -231,14 +233,14 @@ def _run(
         now, mask = after.h, active[t]
         assert now is not None
         if mask is not None:
-            after = RecurrentState(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
+            after = RecurrentState(_select(b, mask, now, state.h), _select(b, mask, after.c, state.c))
             now = b("Where", mask, now, 0)
         shown[t] = reshape(b, now, [1, 1, *now.shape])
         state = after
     return join(b, [shown[t] for t in range(steps)], 0), state
 
 
-def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Value | None:
+def _select(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Value | None:
     return None if new is None else b("Where", mask, new, 0 if old is None else old)
 
 
@@ -287,7 +289,7 @@ def _direction(
         return Weights(data=whole, scale=of(c.x(scale)), zero=of(c.x(scale + 1)))
 
     bias, peepholes = c.opt(3), c.opt(7) if layer.cells else None
-    wb, rb = (None, None) if bias is None else _merged_biases(b, c, *_gates(b, of(bias), 2))
+    wb, rb = (None, None) if bias is None else _merge_biases(b, c, *_gates(b, of(bias), 2))
     return Direction(
         reverse=reverse,
         w=weights(1, 8),
@@ -301,7 +303,7 @@ def _direction(
     )
 
 
-def _merged_biases(b: Builder, c: NodeCall, wb: Value, rb: Value) -> tuple[Value, Value | None]:
+def _merge_biases(b: Builder, c: NodeCall, wb: Value, rb: Value) -> tuple[Value, Value | None]:
     """Return the biases of the recurrence added to those of the input, except that of a GRU's last gate."""
     if c.op != "GRU":
         return b("Add", wb, rb), None
@@ -332,10 +334,10 @@ def _activations(c: NodeCall, layer: Layer, directions: int) -> list[tuple[Activ
         beta = betas.pop(0) if betas and len(defaults) == 2 else (*defaults, 0.0, 0.0)[1]
         # ONNX Runtime bounds the inputs of the gates, and not the cell.
         bound = clip if index % count < 2 else 0.0
-        made.append(partial(_clipped, name=name, alpha=alpha, beta=beta, bound=bound))
+        made.append(partial(_activate_clipped, name=name, alpha=alpha, beta=beta, bound=bound))
     return [tuple(made[i * count : (i + 1) * count]) for i in range(directions)]
 
 
-def _clipped(b: Builder, x: Value, *, name: str, alpha: float, beta: float, bound: float) -> Value:
+def _activate_clipped(b: Builder, x: Value, *, name: str, alpha: float, beta: float, bound: float) -> Value:
     """Return an activation of `x` clipped to -`bound`..`bound`, unless that is 0."""
     return activate(b, b("Min", b("Max", x, -bound), bound) if bound > 0 else x, name, alpha, beta)

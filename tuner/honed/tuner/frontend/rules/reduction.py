@@ -9,8 +9,8 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-from .arithmetic import mixed, plus
-from .layout import along, backwards, cut, flattened, given_axes, pad_axis, reshape, without_axes
+from .arithmetic import mix, plus
+from .layout import along, axes_of, backwards, cut, flatten_at, pad_axis, reshape, without_axes
 
 _AXES_INPUT_SINCE = {"ReduceSum": 13}  # The others took axes as an input at 18
 
@@ -24,7 +24,7 @@ def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = T
 
 def _axes(c: NodeCall, rank: int) -> list[int] | None:
     """Sorted axes; None where nothing is to be reduced."""
-    axes = given_axes(c, _AXES_INPUT_SINCE.get(c.op, 18))
+    axes = axes_of(c, _AXES_INPUT_SINCE.get(c.op, 18))
     if not axes:
         return None if c.integer("noop_with_empty_axes") and c.opset >= 13 else list(range(rank))
     return sorted(normal_axis(a, rank) for a in axes)
@@ -42,7 +42,7 @@ def plain(b: Builder, c: NodeCall) -> Value:
 
 
 @rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
-def composed(b: Builder, c: NodeCall) -> Value:
+def compose(b: Builder, c: NodeCall) -> Value:
     """A sum and elementwise functions."""
     x = c.x()
     axes = _axes(c, x.rank) or []
@@ -98,7 +98,7 @@ def softmax(b: Builder, c: NodeCall) -> Value:
     if c.opset >= 13:
         return _softmax(b, c.op, x, normal_axis(c.integer("axis", -1), x.rank))
     axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
-    return reshape(b, _softmax(b, c.op, flattened(b, x, axis), 1), x.shape)
+    return reshape(b, _softmax(b, c.op, flatten_at(b, x, axis), 1), x.shape)
 
 
 def _softmax(b: Builder, op: str, x: Value, axis: int) -> Value:
@@ -114,7 +114,7 @@ def hardmax(b: Builder, c: NodeCall) -> Value:
     x = c.x()
     old = c.opset < 13
     axis = normal_axis(c.integer("axis", 1 if old else -1), x.rank, end=old)
-    flat, axis = (flattened(b, x, axis), 1) if old else (x, axis)
+    flat, axis = (flatten_at(b, x, axis), 1) if old else (x, axis)
     if flat.shape[axis] == 1:
         return b.constant(np.ones(x.shape, x.dtype))
     best = b("ArgMax", flat, axis=axis, keepdims=1)
@@ -138,7 +138,7 @@ def moments(b: Builder, x: Value, axes: list[int]) -> tuple[Value, Value]:
     return centred, reduce(b, "ReduceMean", b("Mul", centred, centred), axes)
 
 
-def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
+def standardise(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
     """Return `x` with mean 0 and variance 1 over axes, computed in float32 at least."""
     centred, variance = moments(b, _compute_in_single(b, x), axes)
     result = b("Div", centred, b("Sqrt", b("Add", variance, epsilon)))
@@ -174,10 +174,10 @@ def _by_own_statistics(b: Builder, c: NodeCall) -> list[Value]:
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
     axes = [axis for axis in range(x.rank) if axis != 1]
     wide, momentum = _compute_in_single(b, x), c.number("momentum", 0.9)
-    y = b("Mul", standardised(b, x, axes, c.number("epsilon", 1e-5)), channelwise(b, scale, x.rank))
+    y = b("Mul", standardise(b, x, axes, c.number("epsilon", 1e-5)), channelwise(b, scale, x.rank))
     now = reduce(b, "ReduceMean", wide, axes), moments(b, wide, axes)[1]
     moved = [
-        mixed(b, old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)), momentum)
+        mix(b, old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)), momentum)
         for old, new in zip((mean, variance), now, strict=True)
     ]
     return [b("Add", y, channelwise(b, bias, x.rank)), *moved]
@@ -187,7 +187,7 @@ def _by_own_statistics(b: Builder, c: NodeCall) -> list[Value]:
 def instance_normalisation(b: Builder, c: NodeCall) -> Value:
     """Over the spatial axes of each channel of each sample."""
     x = c.x()
-    y = standardised(b, x, list(range(2, x.rank)), c.number("epsilon", 1e-5))
+    y = standardise(b, x, list(range(2, x.rank)), c.number("epsilon", 1e-5))
     return b("Add", b("Mul", y, channelwise(b, c.x(1), x.rank)), channelwise(b, c.x(2), x.rank))
 
 
@@ -199,7 +199,7 @@ def group_normalisation(b: Builder, c: NodeCall) -> Value:
     if groups < 1 or channels % groups:
         raise NodeRefused(f"its {groups} groups do not divide {channels} channels")
     apart = reshape(b, x, [n, groups, channels // groups, *x.shape[2:]])
-    y = reshape(b, standardised(b, apart, list(range(2, apart.rank)), c.number("epsilon", 1e-5)), x.shape)
+    y = reshape(b, standardise(b, apart, list(range(2, apart.rank)), c.number("epsilon", 1e-5)), x.shape)
     scale, bias = c.x(1), c.x(2)
     if c.opset < 21:
         each = np.repeat(np.arange(groups), channels // groups)

@@ -127,7 +127,7 @@ def _along(b: Builder, c: NodeCall, x: Value, axis: int, how: Axis, positions: A
     if c.text("mode", "nearest") == "nearest":
         old = c.op == "Upsample" or c.opset < 11
         mode = "floor" if old else c.text("nearest_mode", "round_prefer_floor")
-        return _nearest(b, x, axis, _rounded(positions, mode, how))
+        return _nearest(b, x, axis, _round(positions, mode, how))
     places, weights = taps(c, how, positions)
     total: Value | None = None
     for place, weight in zip(places, weights, strict=True):
@@ -140,7 +140,7 @@ def _along(b: Builder, c: NodeCall, x: Value, axis: int, how: Axis, positions: A
     return total
 
 
-def _rounded(positions: Array, mode: str, how: Axis) -> Array:
+def _round(positions: Array, mode: str, how: Axis) -> Array:
     table: dict[str, Callable[[Array], Array]] = {
         "round_prefer_floor": lambda p: np.ceil(p - 0.5),
         "round_prefer_ceil": lambda p: np.floor(p + 0.5),

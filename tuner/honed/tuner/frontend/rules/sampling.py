@@ -42,13 +42,13 @@ def grid_sample(b: Builder, c: NodeCall) -> Value:
         place = reshape(b, cut(b, grid, grid.rank - 1, len(spatial) - 1 - i, len(spatial) - i), [n, count])
         position = _position(b, place, extent, corners=corners)
         position = b("Round", position) if mode == "nearest" else position
-        position = _padded(b, position, extent, padding, corners=corners)
+        position = _pad(b, position, extent, padding, corners=corners)
         taps = _taps(b, position, mode)
-        bounded = [(_padded(b, p, extent, padding, corners=corners), w) for p, w in taps]
+        bounded = [(_pad(b, p, extent, padding, corners=corners), w) for p, w in taps]
         inside.append([_within(b, p, 0, extent - 1) if padding == "zeros" else None for p, _ in bounded])
-        axes.append([(_clamped(b, p, extent), w) for p, w in bounded])
+        axes.append([(_clamp(b, p, extent), w) for p, w in bounded])
     rows = reshape(b, transpose(b, x, [0, *range(2, x.rank), 1]), [n * math.prod(spatial), x.shape[1]])
-    total = _combined(b, rows, axes, inside, spatial)
+    total = _combine_taps(b, rows, axes, inside, spatial)
     moved = transpose(b, total, [0, 2, 1])
     return reshape(b, moved, [n, x.shape[1], *outputs])
 
@@ -62,11 +62,11 @@ def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
     return b("Min", b("Max", known, -far), far)
 
 
-def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: bool) -> Value:
+def _pad(b: Builder, position: Value, extent: int, padding: str, *, corners: bool) -> Value:
     if padding == "zeros":
         return position
     if padding == "border":
-        return _clamped(b, position, extent)
+        return _clamp(b, position, extent)
     if padding != "reflection":
         raise NodeRefused(f"its padding mode {padding!r} does not exist")
     low, high = (0.0, extent - 1.0) if corners else (-0.5, extent - 0.5)
@@ -81,7 +81,7 @@ def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: 
     return b("Add", folded, low)
 
 
-def _clamped(b: Builder, position: Value, extent: int) -> Value:
+def _clamp(b: Builder, position: Value, extent: int) -> Value:
     return b("Min", b("Max", position, 0), extent - 1)
 
 
@@ -113,7 +113,7 @@ def _polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     return result
 
 
-def _combined(
+def _combine_taps(
     b: Builder, rows: Value, axes: list[list[Tap]], inside: list[list[Value | None]], spatial: tuple[int, ...]
 ) -> Value:
     """Sum over all combinations of taps: [n, positions, channels] from rows [n * elements, channels]."""
@@ -183,9 +183,9 @@ def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[Tap], Va
     """Both neighbours of positions [regions, bins * ratio] with their weights; which positions are valid."""
     position = b("Min", b("Max", position, -2), extent + 1)
     within = _within(b, position, -1, extent)
-    position = _clamped(b, position, extent)
+    position = _clamp(b, position, extent)
     low = b("Floor", position)
-    high = _clamped(b, b("Add", low, 1), extent)
+    high = _clamp(b, b("Add", low, 1), extent)
     part = b("Sub", position, low)
     return [(low, b("Sub", 1, part)), (high, part)], within
 

@@ -10,7 +10,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .convolution import Geometry, explicit_pads, transposed
+from .convolution import Geometry, convolve_transposed, explicit_pads
 from .layout import cut, pad_axis, pick, reshape, transpose, with_axis
 from .linear import matmul
 
@@ -103,7 +103,7 @@ def col2im(b: Builder, c: NodeCall) -> Value:
     full = [(n - 1) * s + r + 1 for n, s, r in zip(counts, strides, reach, strict=True)]
     after = [f - p - n for f, p, n in zip(full, before, image, strict=True)]
     g = Geometry(strides=strides, dilations=dilations, before=before, after=after, group=channels)
-    return transposed(b, columns, b.constant(kernels), g)
+    return convolve_transposed(b, columns, b.constant(kernels), g)
 
 
 @rule("Det")

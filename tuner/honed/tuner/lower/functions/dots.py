@@ -50,9 +50,9 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             return self.product(new)
         if self.dots and not product and new.attrs.groups == 1:
             return self.convolution(new)
-        return relax.Call(new.op, [self.widened(one) for one in new.args], new.attrs)
+        return relax.Call(new.op, [self.widen(one) for one in new.args], new.attrs)
 
-    def widened(self, bytes_: relax.Expr) -> relax.Expr:
+    def widen(self, bytes_: relax.Expr) -> relax.Expr:
         """Return the byte tensor converted to int32."""
         if isinstance(bytes_, ir.GenericConst):
             return relax.const(bytes_.value.numpy().astype(np.int32))
@@ -64,7 +64,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         `pads` are zeros before and after the last two axes.
         """
         if isinstance(bytes_, ir.GenericConst):
-            return relax.const(_packed(bytes_.value.numpy(), axis))
+            return relax.const(_pack(bytes_.value.numpy(), axis))
         key = (bytes_, axis, tuple(pads))
         if key not in self.laid:
             made = self.builder_.call_te(
@@ -112,7 +112,7 @@ def _is_of_bytes(expr: relax.Expr) -> bool:
     return all(is_fixed(one) and str(one.ty.dtype) == "int8" for one in expr.args)
 
 
-def _packed(bytes_: np.ndarray, axis: int) -> np.ndarray:
+def _pack(bytes_: np.ndarray, axis: int) -> np.ndarray:
     """Return a constant in the layout that `_words` gives a tensor."""
     last = np.moveaxis(bytes_, axis, -1)
     filled = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, -last.shape[-1] % _BYTES)])

@@ -32,11 +32,11 @@ def rules() -> dict[str, Legalise]:
 def register() -> None:
     """Have TVM split these reductions over work-items, as it does those that start from finite numbers."""
     for extreme, largest in ((tirx.max, True), (tirx.min, False)):
-        _known(1, lambda a, b, of=extreme: [of(a[0], b[0])], _start(largest=largest))
-        _known(2, _better(largest=largest), _start(largest=largest))
+        _register(1, lambda a, b, of=extreme: [of(a[0], b[0])], _start(largest=largest))
+        _register(2, _better(largest=largest), _start(largest=largest))
 
 
-def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -> None:
+def _register(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -> None:
     """Register a reduction in TVM's table, which lives until the process ends.
 
     The table is freed after the interpreter, when it must not call Python: so the functions are never freed.
@@ -95,17 +95,17 @@ def _place(builder: relax.BlockBuilder, call: relax.Call, *, largest: bool) -> r
         along = te.reduce_axis((0, x.shape[axis]), name="along")
         left = [extent for n, extent in enumerate(x.shape) if n != axis]
 
-        def found(*indices: Any) -> Any:
+        def find_place(*indices: Any) -> Any:
             at = [*indices[:axis], along, *indices[axis:]]
             return reduced((along.var.astype("int64"), x(*at)), axis=along)
 
-        places, _ = te.compute(left, found, name="place")
+        places, _ = te.compute(left, find_place, name="place")
         shape = [*left[:axis], 1, *left[axis:]] if keep else left
 
-        def taken(*indices: Any) -> Any:
+        def take_place(*indices: Any) -> Any:
             return places(*(indices[:axis] + indices[axis + 1 :] if keep else indices))
 
-        return te.compute(shape, taken, name="place_of", tag=topi.tag.COMM_REDUCE_IDX)
+        return te.compute(shape, take_place, name="place_of", tag=topi.tag.COMM_REDUCE_IDX)
 
     return builder.call_te(place, call.args[0], primfunc_name_hint="argmax" if largest else "argmin")
 

@@ -62,7 +62,7 @@ def _follow(
     return tuple(found)
 
 
-def rebound(
+def rebind(
     function: relax.Function, become: Callable[[relax.Binding], Sequence[relax.Binding]]
 ) -> relax.Function:
     """Return the function with each of its bindings replaced by those that `become` gives for it."""
@@ -93,7 +93,7 @@ def _key(expr: relax.Expr, known: Known) -> Hashable:
 
 
 # Concatenations and slices that could be in place are kept out of fused functions, where that pays. The
-# program decides whether they are in place (`moved_in_place`); here a function is only marked as a move. A
+# program decides whether they are in place (`move_in_place`); here a function is only marked as a move. A
 # concatenation that is fused with its producer or reader costs no launch of its own, and stays fused unless
 # separating it adds no launch and reduces the bytes moved.
 
@@ -121,7 +121,7 @@ def move_of(function: tirx.PrimFunc) -> Move | None:
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
 
 
-def fused(module: IRModule) -> tuple[IRModule, Traced]:
+def fuse(module: IRModule) -> tuple[IRModule, Traced]:
     """Return a module, annotated for fusion, with its operators fused, and the operators of each call.
 
     Operators are kept separate where an element of the fused function would read more than _MOST_READ others.
@@ -172,7 +172,7 @@ def _too_large(
     return found
 
 
-def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int) -> tuple[IRModule, Traced]:
+def fuse_without_moves(annotated: IRModule, operators: IRModule, alignment: int) -> tuple[IRModule, Traced]:
     """Return `fused` of a module with separate functions for moves that are better not fused.
 
     `operators` is the module before legalisation; both modules share their variables. Values can lie within
@@ -183,12 +183,12 @@ def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int
     graph = _Graph(
         calls=calls,
         given={b.var: tuple(variables(b.value)) for b in bindings(main)},
-        outside={*main.params, *given_back(annotated)},
+        outside={*main.params, *result_variables(annotated)},
     )
     left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
     apart: dict[relax.Var, Move] = {}
     while True:
-        made, traced = fused(_with_functions(annotated, apart) if apart else annotated)
+        made, traced = fuse(_with_functions(annotated, apart) if apart else annotated)
         paying = [
             next((one for one in group if one in left and graph.pays(one, group, left[one])), None)
             for group in (traced.values() if left else ())
@@ -219,7 +219,7 @@ class _Graph:
             parts = list(call.args[0].fields)
             known = all(isinstance(one, relax.Var) and is_fixed(one) for one in parts)
             if known and len(set(parts)) == len(parts) and not any(map(self._is_given, parts)):
-                found = _joined([extents(one) for one in parts], int(call.attrs.axis), _itemsize(parts[0]))
+                found = _find_join([extents(one) for one in parts], int(call.attrs.axis), _itemsize(parts[0]))
         elif name == "relax.strided_slice" and is_fixed(call.args[0]) and var not in self.outside:
             elements = cut_at(call)
             found = None if elements is None else Move((elements * _itemsize(call),), cuts=True)
@@ -275,7 +275,7 @@ class _Graph:
         return found
 
 
-def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
+def _find_join(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
     """Return the move that joins tensors along an axis; None where they are not one after another."""
     axis %= len(parts[0])
     sizes = [math.prod(one) * itemsize for one in parts]
@@ -300,7 +300,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) ->
     """Return the module in which calls have functions that are not fused, marked with their move, if any."""
     builder = relax.BlockBuilder(module)
 
-    def traced(binding: relax.Binding) -> list[relax.Binding]:
+    def rewrite(binding: relax.Binding) -> list[relax.Binding]:
         if binding.var not in apart:
             return [binding]
         move = apart[binding.var]
@@ -312,11 +312,11 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) ->
         made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
         return [relax.VarBinding(binding.var, made)]
 
-    builder.update_func(module.get_global_var("main"), rebound(module["main"], traced))
+    builder.update_func(module.get_global_var("main"), rebind(module["main"], rewrite))
     return builder.get()
 
 
-def given_back(module: IRModule) -> set[relax.Var]:
+def result_variables(module: IRModule) -> set[relax.Var]:
     """Return the variables from which the result of `main` is made without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))
@@ -349,8 +349,8 @@ class NamedFunction:
 class FusionCandidate:
     """A chain of functions, each read by the next alone, and the one that could replace it."""
 
-    apart: tuple[NamedFunction, ...]
-    joined: NamedFunction
+    unfused: tuple[NamedFunction, ...]
+    fused: NamedFunction
     calls: int  # Number of calls in `main`
 
 
@@ -374,7 +374,7 @@ class Chain:
         return [_function(binding) for binding in self.bindings]
 
     @property
-    def given(self) -> list[relax.Expr]:
+    def inputs(self) -> list[relax.Expr]:
         """The values that the calls read and none of them makes, each once."""
         made = {binding.var for binding in self.bindings}
         read = (argument for binding in self.bindings for argument in binding.value.args[1])
@@ -389,7 +389,7 @@ class Chain:
     @property
     def form(self) -> _Form:
         """A key that is equal for chains that become one and the same function."""
-        names = {value: n for n, value in enumerate((*self.given, *(b.var for b in self.bindings)))}
+        names = {value: n for n, value in enumerate((*self.inputs, *(b.var for b in self.bindings)))}
         read = [tuple(names[argument] for argument in binding.value.args[1]) for binding in self.bindings]
         return tuple(str(one.name_hint) for one in self.functions), tuple(read)
 
@@ -415,19 +415,17 @@ def join_functions(
             continue
         if chain.form not in names:
             forms = _forms(module, alike[chain.form], list(calls.values()))
-            names[chain.form] = (
-                builder.add_func(forms.joined.func, forms.joined.name) if joins(forms) else None
-            )
+            names[chain.form] = builder.add_func(forms.fused.func, forms.fused.name) if joins(forms) else None
         if names[chain.form] is not None:
             chains[chain.bindings[-1].var] = chain
             taken.update(binding.var for binding in chain.bindings)
     if not chains:
         return module, {}
     new = {
-        var: [relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))]
+        var: [relax.VarBinding(var, relax.call_tir(names[chain.form], chain.inputs, var.ty))]
         for var, chain in chains.items()
     }
-    changed = rebound(module["main"], lambda one: new.get(one.var, [] if one.var in taken else [one]))
+    changed = rebind(module["main"], lambda one: new.get(one.var, [] if one.var in taken else [one]))
     builder.update_func(module.get_global_var("main"), changed)
     replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
@@ -444,7 +442,7 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
     sums = {name: _sums(module[name]) for name in map(_function, calls.values())}
     reductions = {name: len(made) for name, made in sums.items()}
 
-    def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
+    def sources_of(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
         """Yield the number of reductions, and the call, of each call whose result this call alone reads."""
         for argument in binding.value.args[1]:
             if argument in calls and read[argument] == 1:
@@ -452,7 +450,7 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
 
     for last in calls.values():
         if reductions[_function(last)] == 1:
-            yield from _kernels(module, last, made_for, rows=rows)
+            yield from _kernels(module, last, sources_of, rows=rows)
         if rows:
             yield from _products_of_a_row(last, calls, read, sums)
 
@@ -578,10 +576,10 @@ def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarB
     joined = NamedFunction(
         name=name,
         func=func,
-        constants=_constants([chain.given for chain in chains]),
+        constants=_constants([chain.inputs for chain in chains]),
         outputs=_outputs(chains[0].bindings[-1]),
     )
-    return FusionCandidate(apart=apart, joined=joined, calls=len(chains))
+    return FusionCandidate(unfused=apart, fused=joined, calls=len(chains))
 
 
 def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
@@ -601,8 +599,8 @@ def one_function(module: IRModule, chain: Chain) -> tuple[str, tirx.PrimFunc]:
     It has an output for each result.
     """
     builder = relax.BlockBuilder()
-    inner = [relax.Var("given", value.ty) for value in chain.given]
-    known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))
+    inner = [relax.Var("given", value.ty) for value in chain.inputs]
+    known: dict[relax.Expr, relax.Expr] = dict(zip(chain.inputs, inner, strict=True))
     names = [str(one.name_hint) for one in chain.functions]
     name = "_".join(("fused", *(one.removeprefix("fused_") for one in names)))
     with builder.function(name, inner, attrs={"Primitive": 1}, private=True):
@@ -614,7 +612,7 @@ def one_function(module: IRModule, chain: Chain) -> tuple[str, tirx.PrimFunc]:
             results = [known[var] for var in chain.results]
             result = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         whole = builder.emit_func_output(result)
-    outer = [relax.Var("given", value.ty) for value in chain.given]
+    outer = [relax.Var("given", value.ty) for value in chain.inputs]
     with builder.function("main", outer):
         with builder.dataflow():
             result = builder.emit_output(relax.Call(whole, outer))

@@ -92,7 +92,7 @@ class BlockedConvolution:
 
     def compute(self, image: te.Tensor, weights: te.Tensor) -> te.Tensor:
         """Compute the result [N, O/c, H, W, c] of an image [N, I/c, H, W, c], or [N, I, H, W] if plain."""
-        padded = self._padded(image)
+        padded = self._pad(image)
         rows, columns = (self._extent(int(image.shape[n + 2]), n) for n in range(2))
         window = [te.reduce_axis((0, extent), name) for extent, name in zip(self.window, "yx", strict=True)]
         over: list[tirx.IterVar] = []
@@ -122,7 +122,7 @@ class BlockedConvolution:
         covered = (self.window[axis] - 1) * self.dilation[axis] + 1
         return (given + self.padding[axis] + self.padding[axis + 2] - covered) // self.strides[axis] + 1
 
-    def _padded(self, image: te.Tensor) -> te.Tensor:
+    def _pad(self, image: te.Tensor) -> te.Tensor:
         """Return the image with zeros around it, or the image itself where there is no padding."""
         if not any(self.padding):
             return image
@@ -151,7 +151,7 @@ def _inputs(weights: Array, lanes: int) -> Array:
     return np.ascontiguousarray(np.stack([np.moveaxis(one, 0, -1) for one in found]))
 
 
-def concatenated(channels: Sequence[int], lanes: int) -> bool:
+def is_contiguous_blocked(channels: Sequence[int], lanes: int) -> bool:
     """Return whether concatenated tensors of these channels also lie one after another when blocked."""
     return all(count % lanes == 0 for count in channels[:-1])
 
@@ -199,15 +199,15 @@ def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[rela
     if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
         return module, {}
     bindings = [binding for one in main.body.blocks for binding in one.bindings]
-    chosen = _chosen(bindings, main.body.body, lanes)
+    chosen = _choose(bindings, main.body.body, lanes)
     if not chosen:
         return module, {}
     others = {name: func for name, func in module.functions.items() if name.name_hint != "main"}
     writer = _Writer(relax.BlockBuilder(IRModule(others)), lanes, chosen)
-    return writer.written(main, bindings), writer.origin
+    return writer.write(main, bindings), writer.origin
 
 
-def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
+def _choose(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
     """Return the variables whose values are to be blocked: regions of values that can be, where that pays."""
     found: set[relax.Var] = set()
     regions = _Regions()
@@ -222,7 +222,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
             found.add(binding.var)
             regions.join(binding.var, [one for one in given if one in found])
         if convolution is not None:
-            regions.gained[binding.var] += _saved(call, convolution)
+            regions.gained[binding.var] += _bytes_saved(call, convolution)
             if convolution.depthwise and call.args[0] not in found:
                 regions.borders[call.args[0]] = binding.var
         for one in given:
@@ -234,7 +234,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
     return regions.paying(lanes)
 
 
-def _saved(call: relax.Call, what: BlockedConvolution) -> int:
+def _bytes_saved(call: relax.Call, what: BlockedConvolution) -> int:
     """Return how many bytes less a convolution moves when its channels lie in blocks.
 
     No result is then separated into rows, and no blocked image is laid out, or padded, in memory.
@@ -368,7 +368,7 @@ def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes:
     axis = int(call.attrs.axis) % len(extents(call))
     if axis == 0 or any(field not in blocked for field in given.fields):
         return False
-    return axis > 1 or concatenated([extents(field)[1] for field in given.fields], lanes)
+    return axis > 1 or is_contiguous_blocked([extents(field)[1] for field in given.fields], lanes)
 
 
 @dataclass()
@@ -385,7 +385,7 @@ class _Writer:
     blocked: dict[relax.Expr, relax.Expr] = field(default_factory=dict)
     origin: dict[relax.Var, relax.Var] = field(default_factory=dict)
 
-    def written(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
+    def write(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
         """Return the builder's module with the `main` that it lacks."""
         params = list(main.params)
         self.plain.update(zip(params, params, strict=True))
@@ -404,7 +404,7 @@ class _Writer:
         if isinstance(expr, relax.TupleGetItem):
             return relax.TupleGetItem(self.as_plain(expr.tuple_value), expr.index)
         if isinstance(expr, relax.Var) and expr not in self.plain:
-            self.plain[expr] = self._unblocked(expr)
+            self.plain[expr] = self._unblock(expr)
         return self.plain.get(expr, expr)
 
     def as_blocked(self, expr: relax.Expr) -> relax.Expr:
@@ -425,7 +425,7 @@ class _Writer:
             self.plain[var] = self.as_plain(value)
             return
         if var in self.chosen:
-            made = self.builder.emit(self._computed(value))
+            made = self.builder.emit(self._compute(value))
             self.blocked[var] = made
         else:
             arguments = [self.as_plain(argument) for argument in value.args]
@@ -433,12 +433,12 @@ class _Writer:
             self.plain[var] = made
         self.origin[made] = var
 
-    def _computed(self, call: relax.Call) -> relax.Expr:
+    def _compute(self, call: relax.Call) -> relax.Expr:
         """Return the counterpart of a call, on blocked tensors."""
         name, lanes = str(call.op.name), self.lanes
         convolution = _convolution(call, self.chosen, lanes)
         if convolution is not None:
-            return self._convolved(call, convolution)
+            return self._convolve(call, convolution)
         if name in _BINARY or name == _DIVIDE:
             fill = 1.0 if name == _DIVIDE else 0.0
             rank = len(extents(call))
@@ -456,7 +456,7 @@ class _Writer:
         if name in _UNARY:
             return relax.Call(call.op, [given], call.attrs)
         if name in _POOLS:
-            return self._pooled(call, given)
+            return self._pool(call, given)
         if name in _REDUCTIONS:
             rank = len(extents(call.args[0]))
             axes = [int(axis) % rank for axis in call.attrs.axis]
@@ -469,7 +469,7 @@ class _Writer:
         widths = [*(int(n) for n in call.attrs.pad_width), 0, 0]
         return relax.op.nn.pad(given, widths, call.attrs.pad_mode, float(call.attrs.pad_value))
 
-    def _convolved(self, call: relax.Call, what: BlockedConvolution) -> relax.Expr:
+    def _convolve(self, call: relax.Call, what: BlockedConvolution) -> relax.Expr:
         image, weights = call.args
         given = self.as_blocked(image) if what.blocked else self.as_plain(image)
         constant = relax.const(what.weights(weights.value.numpy()))
@@ -481,7 +481,7 @@ class _Writer:
             primfunc_attrs=dict(PRODUCT),
         )
 
-    def _pooled(self, call: relax.Call, given: relax.Expr) -> relax.Expr:
+    def _pool(self, call: relax.Call, given: relax.Expr) -> relax.Expr:
         attrs = call.attrs
         layout = f"{_LAYOUT}{self.lanes}c"
         return self.builder.call_te(
@@ -498,7 +498,7 @@ class _Writer:
             primfunc_name_hint="pool",
         )
 
-    def _unblocked(self, var: relax.Var) -> relax.Expr:
+    def _unblock(self, var: relax.Var) -> relax.Expr:
         shape = extents(var)
         given = self.blocked[var]
         if _lies_alike(var, self.lanes):

@@ -20,7 +20,7 @@ from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, sorting, updates, winograd
 from .dots import multiply_bytes
-from .fusing import Joins, Traced, fused, fused_without_moves, join_functions, never
+from .fusing import Joins, Traced, fuse, fuse_without_moves, join_functions, never
 from .layouts import block_channels, block_lanes
 from .packed import multiply_packed
 from .views import annotate_views, bindings, is_call, read_by_strides
@@ -84,12 +84,14 @@ def legalize(
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf} | extremes.rules()
-        rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile))
-        rules["relax.right_shift"] = _shifted
+        rules |= dict.fromkeys(
+            ("relax.nn.conv1d", "relax.nn.conv2d"), partial(_legalise_convolution, profile)
+        )
+        rules["relax.right_shift"] = _shift
         rules["relax.memory.view"] = _bits
         rules["relax.topk"] = sorting.best_places
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
-        rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
+        rules["relax.where"] = partial(updates.where, updates.find_updated(laid_out), bound)
         rules |= dict.fromkeys(_REDUCTIONS, partial(_of_halves, bound))
         rules["relax.mean"] = partial(_mean, bound)
         rules = dict.fromkeys(_REPEATED, partial(_as_before, {})) | rules
@@ -98,9 +100,9 @@ def legalize(
         )
         plain = annotate_views(legalised(laid_out))
         grouped, computed = (
-            fused_without_moves(plain, laid_out, alignment_of(profile))
+            fuse_without_moves(plain, laid_out, alignment_of(profile))
             if passes.in_place and profile.family.parts_of_buffers
-            else fused(plain)
+            else fuse(plain)
         )
         functions = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
         single = _assign_single_elements(functions)
@@ -180,7 +182,7 @@ def _rational_erf(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, value, name="erf", tag=topi.tag.ELEMWISE)
 
 
-def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _shift(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return a right shift; shifts that grow along one axis, as of packed numbers, are computed, not read."""
     packed, shifts = call.args
     table = shifts.value.numpy() if isinstance(shifts, ir.GenericConst) else np.zeros(())
@@ -194,7 +196,7 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     ):
         return ir.Op.get("relax.right_shift").get_attr("FLegalize")(builder, call)
 
-    def unpacked(x: te.Tensor) -> te.Tensor:
+    def unpack(x: te.Tensor) -> te.Tensor:
         shape = [*x.shape[:axis], table.size, *x.shape[axis + 1 :]]
 
         def value(*indices: tirx.Var) -> tirx.PrimExpr:
@@ -204,7 +206,7 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
         return te.compute(shape, value, name="right_shift", tag=topi.tag.BROADCAST)
 
-    return builder.call_te(unpacked, packed, primfunc_name_hint="unpack")
+    return builder.call_te(unpack, packed, primfunc_name_hint="unpack")
 
 
 def _bits(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -267,13 +269,13 @@ class _Converting:
         converts = [isinstance(one, relax.Expr) and one.same_as(self._result) for one in args]
         dtype = str(self._result.ty.dtype)
 
-        def converted(*given: Any, **others: Any) -> te.Tensor:
+        def convert(*given: Any, **others: Any) -> te.Tensor:
             own = [topi.cast(one, dtype) if mine else one for one, mine in zip(given, converts, strict=True)]
             return func(*own, **others)
 
         read = [self._cast.args[0] if mine else one for one, mine in zip(args, converts, strict=True)]
         named = {"primfunc_name_hint": func.__name__} | attrs
-        return self._builder.call_te(converted, *read, **named)
+        return self._builder.call_te(convert, *read, **named)
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:
@@ -294,13 +296,13 @@ def _assign_single_elements(module: IRModule) -> IRModule:
     """
     for name, func in list(module.functions.items()):
         if isinstance(func, tirx.PrimFunc):
-            body = tvm_ffi.structural_map(func.body, [(s_tir.SBlock, _assigned)])
+            body = tvm_ffi.structural_map(func.body, [(s_tir.SBlock, _without_init)])
             if not body.same_as(func.body):
                 module.update_func(name, func.with_body(body))
     return module
 
 
-def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
+def _without_init(block: s_tir.SBlock) -> s_tir.SBlock:
     one = (isinstance(v.dom.extent, tirx.IntImm) and int(v.dom.extent) == 1 for v in reduced_axes(block))
     if block.init is None or not all(one):
         return block
@@ -309,7 +311,7 @@ def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
         reads=block.reads,
         writes=block.writes,
         name_hint=block.name_hint,
-        body=_folded(block.init, block.body),
+        body=_fold(block.init, block.body),
         init=None,
         alloc_buffers=block.alloc_buffers,
         match_buffers=block.match_buffers,
@@ -317,7 +319,7 @@ def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
     )
 
 
-def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
+def _fold(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
     """Return the update applied to the initial value, as one assignment where both are assignments."""
     if not (isinstance(init, tirx.BufferStore) and isinstance(update, tirx.BufferStore)):
         return tirx.SeqStmt([init, update])
@@ -329,11 +331,13 @@ def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
     return tirx.BufferStore(update.buffer, value, list(update.indices))
 
 
-def _convolved(profile: DeviceProfile, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _legalise_convolution(
+    profile: DeviceProfile, builder: relax.BlockBuilder, call: relax.Call
+) -> relax.Expr:
     """Return the legalised convolution: special cases of the device, else TVM's legalisation."""
-    what = winograd.suited(call) if profile.family.winograd else None
+    what = winograd.match_winograd(call) if profile.family.winograd else None
     if what is not None:
-        return winograd.convolved(builder, call, what)
+        return winograd.convolve(builder, call, what)
     plain: Legalise = call.op.get_attr("FLegalize")
     added = _outputs_added(profile, call)
     if not added:

@@ -68,7 +68,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Return the expression that replaces a call."""
-        packed = self._packed(call)
+        packed = self._match(call)
         new = self.visit_expr_post_order(call)
         if packed is None:
             return new
@@ -88,7 +88,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             primfunc_attrs=dict(PRODUCT),
         )
 
-    def _packed(self, call: relax.Call) -> _Packed | None:
+    def _match(self, call: relax.Call) -> _Packed | None:
         """Return the packed constants that a call multiplies by; None for another call."""
         if (
             not is_call(call, "relax.matmul")
@@ -96,10 +96,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             or not all(map(is_fixed, call.args))
         ):
             return None
-        scaled, scales, *_ = self._given(self._first(call.args[1], "reshape"), "multiply")
-        moved, zeros, *_ = self._given(scaled, "subtract")
+        scaled, scales, *_ = self._operands_of(self._first(call.args[1], "reshape"), "multiply")
+        moved, zeros, *_ = self._operands_of(scaled, "subtract")
         masked = self._first(self._first(moved, "astype"), "bitwise_and")
-        words, shifts, *_ = self._given(masked, "right_shift")
+        words, shifts, *_ = self._operands_of(masked, "right_shift")
         constants = (words, shifts, self._first(zeros, "astype") or zeros, scales)
         found = [one for one in constants if isinstance(one, ir.GenericConst)]
         if len(found) < len(constants):
@@ -109,13 +109,13 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             return None
         return _Packed(words=words, bits=_WORD // shifts.value.numpy().size, zeros=zeros, scales=scales)
 
-    def _given(self, expr: relax.Expr | None, name: str) -> tuple[relax.Expr | None, ...]:
+    def _operands_of(self, expr: relax.Expr | None, name: str) -> tuple[relax.Expr | None, ...]:
         """Return the operands of the operator that makes a value; Nones where it is another operator."""
         made = self._made.get(expr)
         return tuple(made.args) if made is not None and is_call(made, f"relax.{name}") else (None, None)
 
     def _first(self, expr: relax.Expr | None, name: str) -> relax.Expr | None:
-        return self._given(expr, name)[0]
+        return self._operands_of(expr, name)[0]
 
 
 def _in_words(words: npt.NDArray[np.uint32], kind: str) -> npt.NDArray[Any]:
@@ -175,8 +175,8 @@ def _product(
 
     sums = te.compute([*outer, blocks, columns], of_block_, name="block_sums")
 
-    def summed(*at: tirx.Var) -> tirx.PrimExpr:
+    def sum_blocks(*at: tirx.Var) -> tirx.PrimExpr:
         *rows, column = at
         return te.sum(sums(*rows, block, column) * at_block(scales, block, column), axis=block)
 
-    return te.compute([*outer, columns], summed, name="matmul")
+    return te.compute([*outer, columns], sum_blocks, name="matmul")

@@ -42,7 +42,7 @@ class SortedRuns:
         last = min(size - others * given, length)
         return cls(rows=rows, size=size, length=length, held=others * length + last)
 
-    def merged(self, wanted: int) -> SortedRuns:
+    def merge(self, wanted: int) -> SortedRuns:
         """Return the runs that result from merging pairs, with the best `wanted` elements of each."""
         length = min(2 * self.length, wanted)
         pairs = -(-self.count // 2)
@@ -60,18 +60,18 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     wanted, largest, dtype = int(call.attrs.k), bool(call.attrs.largest), str(given.ty.dtype)
     kept = SortedRuns.first(rows, size, wanted)
     function = _first(kept, dtype, largest=largest)
-    places = _called(builder, function, [given], kept, "order_runs")
+    places = _call(builder, function, [given], kept, "order_runs")
     while kept.count > 1:
-        merged = kept.merged(wanted)
+        merged = kept.merge(wanted)
         function = _merge(kept, merged, dtype, largest=largest)
-        places, kept = _called(builder, function, [given, places], merged, "merge_runs"), merged
+        places, kept = _call(builder, function, [given, places], merged, "merge_runs"), merged
     wide = relax.op.astype(places, str(call.ty.dtype))
     return builder.normalize(
         ir.Op.get("relax.astype").get_attr("FLegalize")(builder, builder.normalize(wide))
     )
 
 
-def _called(
+def _call(
     builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: SortedRuns, name: str
 ) -> relax.Var:
     marked = function.with_attr("op_pattern", _OPAQUE)

@@ -13,17 +13,17 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
-from honed.tuner.lower.statements import loads, nodes, substituted
+from honed.tuner.lower.statements import loads, nodes, substitute
 
-from .fusing import Chain, given_back, one_function, rebound
+from .fusing import Chain, one_function, rebind, result_variables
 from .views import INJECTIVE, bindings, is_call, readers, variables
 
 _UPDATE = "honed.update"  # Marks the block that stores the changed elements
 
 
-def updated(module: IRModule) -> Set[relax.Var]:
+def find_updated(module: IRModule) -> Set[relax.Var]:
     """Return the parameters of `main` that only a Where reads, as one of its values, to make an output."""
-    main, outputs, read = module["main"], given_back(module), readers(module["main"])
+    main, outputs, read = module["main"], result_variables(module), readers(module["main"])
     return {
         one
         for binding in bindings(main)
@@ -62,7 +62,7 @@ def where(
     function = plain.mod["main"].without_attr("global_symbol")
     past = function.params[1]
 
-    def stored(block: s_tir.SBlock) -> s_tir.SBlock:
+    def store_in_branches(block: s_tir.SBlock) -> s_tir.SBlock:
         if not isinstance(block.body, tirx.BufferStore):
             return block
         return s_tir.SBlock(
@@ -74,7 +74,7 @@ def where(
             annotations={_UPDATE: 1},
         )
 
-    update = function.with_body(tvm_ffi.structural_map(function.body, [(s_tir.SBlock, stored)]))
+    update = function.with_body(tvm_ffi.structural_map(function.body, [(s_tir.SBlock, store_in_branches)]))
     for name, value in INJECTIVE.items():
         update = update.with_attr(name, value)
     return relax.call_tir(builder.add_func(update, "update"), made.args[1], call.ty)
@@ -92,7 +92,7 @@ def _in_branches(store: tirx.BufferStore, value: tirx.PrimExpr, past: ir.Var) ->
     return tirx.IfThenElse(value.condition, first, second)
 
 
-def kept(function: tirx.PrimFunc) -> tuple[int, ...]:
+def parameters_kept(function: tirx.PrimFunc) -> tuple[int, ...]:
     """Return the parameters of a function whose elements it keeps, one for each of its outputs.
 
     Return none where it stores all elements.
@@ -122,13 +122,13 @@ def update_together(module: IRModule) -> tuple[IRModule, Mapping[relax.Var, tupl
             continue
         first, last = pair.results
         both = relax.Var("updated", relax.TupleType([first.ty, last.ty]))
-        call = relax.call_tir(names[pair.form], pair.given, [first.ty, last.ty])
+        call = relax.call_tir(names[pair.form], pair.inputs, [first.ty, last.ty])
         parts = [relax.VarBinding(var, relax.TupleGetItem(both, n)) for n, var in enumerate(pair.results)]
         new |= {first: [], last: [relax.VarBinding(both, call), *parts]}
         replaced[both] = (first, last)
     if not replaced:
         return module, {}
-    changed = rebound(module["main"], lambda one: new.get(one.var, [one]))
+    changed = rebind(module["main"], lambda one: new.get(one.var, [one]))
     builder.update_func(module.get_global_var("main"), changed)
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
 
@@ -139,7 +139,7 @@ def _pairs(module: IRModule) -> Iterator[Chain]:
     for binding in bindings(module["main"]):
         if first is not None and first.var in variables(binding.value):
             first = None
-        if not is_call(binding.value, "relax.call_tir") or not kept(module[binding.value.args[0]]):
+        if not is_call(binding.value, "relax.call_tir") or not parameters_kept(module[binding.value.args[0]]):
             continue
         if first is not None and first.var.ty == binding.var.ty:
             yield Chain((first, binding))
@@ -162,7 +162,7 @@ def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
                 return None
     one, other = (plain.get(block) for block in plain.get_child_blocks(plain.get_sblock("root")))
     axes = {theirs.var: ours.var for ours, theirs in zip(one.iter_vars, other.iter_vars, strict=True)}
-    second = substituted(s_tir.SBlock([], other.reads, other.writes, other.name_hint, other.body), axes)
+    second = substitute(s_tir.SBlock([], other.reads, other.writes, other.name_hint, other.body), axes)
     stored = one.writes[0].source
 
     def both(block: s_tir.SBlock) -> s_tir.SBlock:

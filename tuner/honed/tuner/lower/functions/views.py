@@ -111,12 +111,12 @@ def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
         sources.append(step.source)
     while sources:
         memory: _Bytes = np.empty(extents(sources[-1]), np.int8)
-        seen, times = _seen(memory, steps[len(sources) - 2 :: -1] if len(sources) > 1 else ())
+        seen, times = _apply_steps(memory, steps[len(sources) - 2 :: -1] if len(sources) > 1 else ())
         if seen is not None and not seen.size:
             return
         found = None if seen is None else _view(sources[-1], memory, seen)
         if found is not None:
-            yield _repeated(found, times)
+            yield _repeat(found, times)
         sources.pop()
 
 
@@ -179,7 +179,7 @@ def _repeating(call: relax.Call, lookup: Lookup) -> _Step | None:
     return _Step(call, added.args[0], axis - 1, times)
 
 
-def _seen(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[int]]:
+def _apply_steps(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[int]]:
     """Return memory as seen after the steps, and the repetitions of each place along its axes.
 
     None where that takes a copy.
@@ -199,7 +199,7 @@ def _seen(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[i
     return seen, times
 
 
-def _repeated(found: StridedView, times: Sequence[int]) -> StridedView:
+def _repeat(found: StridedView, times: Sequence[int]) -> StridedView:
     """Return a view that repeats each place along an axis `times` times."""
     indices = tuple(replace(one, times=times[one.axis]) if one.sign else one for one in found.indices)
     shape = tuple(extent * n for extent, n in zip(found.shape, times, strict=True))
@@ -211,11 +211,11 @@ def _axes(transpose: relax.Call) -> list[int]:
     return [int(axis) for axis in transpose.attrs.axes or reversed(range(len(extents(transpose))))]
 
 
-def _transposed(seen: _Bytes, call: relax.Call) -> _Bytes:
+def _transpose(seen: _Bytes, call: relax.Call) -> _Bytes:
     return seen.transpose(_axes(call))
 
 
-def _reshaped(seen: _Bytes, call: relax.Call) -> _Bytes | None:
+def _reshape(seen: _Bytes, call: relax.Call) -> _Bytes | None:
     found = seen.view()
     try:
         found.shape = extents(call)
@@ -224,7 +224,7 @@ def _reshaped(seen: _Bytes, call: relax.Call) -> _Bytes | None:
     return found
 
 
-def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
+def _slice(seen: _Bytes, call: relax.Call) -> _Bytes:
     axes, begins, _, *strides = ([int(n.value) for n in one.fields] for one in call.args[1:])
     found, wanted = seen, extents(call)
     for place, (axis, begin) in enumerate(zip(axes, begins, strict=True)):
@@ -238,14 +238,14 @@ def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
 def cut_at(call: relax.Call) -> int | None:
     """Return how many elements precede a slice's; None if it has none, or they are not adjacent."""
     memory: _Bytes = np.empty(extents(call.args[0]), np.int8)
-    seen = _sliced(memory, call)
+    seen = _slice(memory, call)
     return _address(seen) - _address(memory) if seen.size and seen.flags.c_contiguous else None
 
 
 _MOVES: Mapping[str, Callable[[_Bytes, relax.Call], _Bytes | None]] = {
-    "relax.permute_dims": _transposed,
-    "relax.reshape": _reshaped,
-    "relax.strided_slice": _sliced,
+    "relax.permute_dims": _transpose,
+    "relax.reshape": _reshape,
+    "relax.strided_slice": _slice,
 }
 
 
@@ -324,21 +324,21 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         new = self.visit_expr_post_order(call)
         made: relax.Expr | None = None
         if call.args and call.args[0] in self.products and is_call(call, "relax.permute_dims"):
-            made = self.transposed(call)
+            made = self.transpose(call)
         elif is_call(call, "relax.add"):
-            made = self.added(call)
+            made = self.add(call)
         elif _is_product(call):
-            made = self.multiplied(call)
+            made = self.multiply(call)
         return new if made is None else made
 
-    def multiplied(self, call: relax.Call) -> relax.Expr | None:
+    def multiply(self, call: relax.Call) -> relax.Expr | None:
         """Return a product of views in place of a product of moved values; None where no operand is moved."""
         operands = self.operands(call)
         if not any(one.moves for one in operands):
             return None
         return self.product(operands, call, list(range(len(extents(call)))))
 
-    def transposed(self, call: relax.Call) -> relax.Expr | None:
+    def transpose(self, call: relax.Call) -> relax.Expr | None:
         """Return a product that writes its transpose; None where others read it or rows do not stay rows."""
         rank = len(extents(call))
         axes = _axes(call)
@@ -348,7 +348,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         self.written[self.variables[call]] = call.args[0]
         return self.product(self.operands(made), made, axes)
 
-    def added(self, call: relax.Call) -> relax.Expr | None:
+    def add(self, call: relax.Call) -> relax.Expr | None:
         """Return a view added to a product that nothing else reads, so that both can be fused; else None."""
         for made, other in (call.args, reversed(call.args)):
             if made not in self.products or self.readers[made] > 1 or not is_fixed(other):
@@ -371,12 +371,12 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         first, second = (self.visit_expr(expr) for expr in call.args)
         rank, last = len(extents(first)), len(extents(second)) - 1
         few = rank > 1 and extents(first)[-2] <= _FEW_ROWS
-        right = next(self.seen_along(second, {last - few, last}), whole(second))
-        lefts = list(self.seen_along(first, {rank - 2, rank - 1}))
+        right = next(self.views_along(second, {last - few, last}), whole(second))
+        lefts = list(self.views_along(first, {rank - 2, rank - 1}))
         shared = [one for one in lefts if one.source.same_as(right.source)]
         return [next(iter((*shared, *lefts)), whole(first)), right]
 
-    def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
+    def views_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
         """Yield the views of an operand with whole rows along one of the axes, the earliest value first."""
         return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
@@ -385,9 +385,9 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         shape, dtype = extents(call), str(call.ty.dtype)
 
         def product(first: te.Tensor, second: te.Tensor) -> te.Tensor:
-            return _permuted(_product((first, second), operands, shape, dtype), axes)
+            return _permute(_product((first, second), operands, shape, dtype), axes)
 
-        given = [self.seen_as(one) for one in operands]
+        given = [self.source_of(one) for one in operands]
         return self.builder_.call_te(
             product, *given, primfunc_name_hint="matmul", primfunc_attrs=dict(PRODUCT)
         )
@@ -395,14 +395,14 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def sum(self, made: relax.Expr, one: StridedView) -> relax.Expr:
         """Return the sum of a product and a view."""
 
-        def added(product: te.Tensor, other: te.Tensor) -> te.Tensor:
+        def add(product: te.Tensor, other: te.Tensor) -> te.Tensor:
             return te.compute(product.shape, lambda *i: product(*i) + other(*one.at(i)), name="add")
 
         return self.builder_.call_te(
-            added, made, self.seen_as(one), primfunc_name_hint="add", primfunc_attrs=dict(_ELEMENTWISE)
+            add, made, self.source_of(one), primfunc_name_hint="add", primfunc_attrs=dict(_ELEMENTWISE)
         )
 
-    def seen_as(self, one: StridedView) -> relax.Expr:
+    def source_of(self, one: StridedView) -> relax.Expr:
         """Return the source of a view, reshaped to the dimensions it is indexed by; nothing fuses with it.
 
         Two views of one value need two operands: with a single operand, everything between two places would
@@ -445,7 +445,7 @@ def _product(
     return te.compute(shape, value, name="matmul")
 
 
-def _permuted(tensor: te.Tensor, axes: Sequence[int]) -> te.Tensor:
+def _permute(tensor: te.Tensor, axes: Sequence[int]) -> te.Tensor:
     """Return a tensor with its axes reordered in a separate block, or itself if the order is kept."""
     if list(axes) == sorted(axes):
         return tensor

@@ -51,8 +51,8 @@ class WinogradConvolution:
         return -(-self.images * math.prod(self.tiles) // _ALIGNED) * _ALIGNED
 
 
-def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvolution) -> relax.Expr:
-    """Return the result of a convolution that `suited` accepts."""
+def convolve(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvolution) -> relax.Expr:
+    """Return the result of a convolution that `match_winograd` accepts."""
     image, weights = call.args
     transformed = relax.const(_weights(weights.value.numpy()))
     points = builder.emit(
@@ -64,7 +64,7 @@ def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvo
     return builder.call_te(lambda m: _result(m, what), sums, primfunc_name_hint="winograd_result")
 
 
-def suited(call: relax.Call) -> WinogradConvolution | None:
+def match_winograd(call: relax.Call) -> WinogradConvolution | None:
     """Return the extents of a convolution where Winograd can compute it and pays; else None."""
     image, weights = call.args
     attrs = call.attrs
@@ -107,7 +107,7 @@ def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
             )
             return tirx.Select(inside, image[near], tirx.const(0, image.dtype))
 
-        return _chosen(point, [_sum(pixel, _INTO[i], _INTO[j]) for i in range(_TILE) for j in range(_TILE)])
+        return _select(point, [_sum(pixel, _INTO[i], _INTO[j]) for i in range(_TILE) for j in range(_TILE)])
 
     return te.compute((POINTS, what.channels, what.count), value, IMAGE)
 
@@ -134,7 +134,7 @@ def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
             return sums[i * _TILE + j, k, tile]
 
         pixels = [_sum(point, _BACK[i], _BACK[j]) for i in range(STEP) for j in range(STEP)]
-        return _chosen(y % STEP * STEP + x % STEP, pixels)
+        return _select(y % STEP * STEP + x % STEP, pixels)
 
     return te.compute((what.images, sums.shape[1], what.rows, what.columns), value, "winograd_result")
 
@@ -149,7 +149,7 @@ def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tupl
     return total
 
 
-def _chosen(index: ir.Expr, values: list[ir.Expr]) -> ir.Expr:
+def _select(index: ir.Expr, values: list[ir.Expr]) -> ir.Expr:
     """Return an expression that selects the value number `index` (a run-time number)."""
     found = values[-1]
     for n, value in reversed(list(enumerate(values[:-1]))):

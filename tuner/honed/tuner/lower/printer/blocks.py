@@ -82,7 +82,7 @@ class Loads:
         self._loads.append(load)
         return f"\ue000{len(self._loads) - 1}\ue001"
 
-    def shared(self, texts: list[str]) -> set[int]:
+    def find_shared(self, texts: list[str]) -> set[int]:
         """Return the numbers of the loads that occur more than once in the lines of a block."""
         uses: Counter[int] = Counter()
         for text in texts:
@@ -96,7 +96,7 @@ class Loads:
                 uses.update(_marks(self._loads[number].text))
         return found
 
-    def declared(self, text: str, shared: set[int], named: dict[int, str]) -> tuple[list[str], str]:
+    def declare(self, text: str, shared: set[int], named: dict[int, str]) -> tuple[list[str], str]:
         """Return the declarations that a line needs before it, and the line without marks.
 
         `named` holds the names of loads declared so far; the loads declared here are added to it.
@@ -149,7 +149,7 @@ class Block:
     spare: bool = False  # Registers remain free: it is neither unrolled nor marked as one that would spill
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # Lines after all others: increments of a loop
-    known: dict[str, Term] = field(default_factory=dict)
+    names: dict[str, Term] = field(default_factory=dict)
     # Marks of loads, each with the memory it reads
     marks: dict[str, tuple[str, str]] = field(default_factory=dict)
     kept: int = 0
@@ -213,7 +213,7 @@ class Blocks:
             marks[load.text] = (self.loads.mark(load), load.memory)
         return marks[load.text][0]
 
-    def stored(self, memory: str | None = None) -> None:
+    def record_store(self, memory: str | None = None) -> None:
         """Record a change of memory, of all memory for None: values read from it are read again.
 
         A private array may also be in the index of a load.
@@ -240,8 +240,8 @@ class Blocks:
     def find(self, key: str) -> Term | None:
         """Return the value declared under that key that is still in scope, or None."""
         for block in reversed(self.open):
-            if key in block.known:
-                return block.known[key]
+            if key in block.names:
+                return block.names[key]
         return None
 
     def declare(self, key: str, term: Term, kind: str, wanted: str, at: int, *, address: bool) -> Term:
@@ -258,7 +258,7 @@ class Blocks:
         block = self.open[at]
         place = block.before_loop(term.text) if address and self.costly_addresses else len(block.lines)
         block.lines.insert(place, Declaration(name, f"{kind} {name} = {term.text};"))
-        block.known[key] = named
+        block.names[key] = named
         return named
 
     def step(self, nbytes: int) -> str | None:
@@ -281,7 +281,7 @@ class Blocks:
             found = self.declare(text, term, "const ulong", f"by_{nbytes}", 0, address=False)
         return found.text
 
-    def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
+    def name_value(self, term: Term, wanted: str, always: bool = False) -> Term:
         """Return the name of a pure value, declared outside of the loops that do not change it.
 
         A value that belongs in the innermost loop is returned unnamed, unless `always`.
@@ -312,16 +312,16 @@ class Blocks:
         _count(outer, used)
         while _prune(outer, used):
             pass
-        return list(_indented(outer, 1))
+        return list(_indent(outer, 1))
 
 
 def _resolve(block: Block, loads: Loads) -> None:
     """Put loads, or the variables they are read into, in the place of their marks."""
-    shared = loads.shared([_text(line) for line in block.lines])
+    shared = loads.find_shared([_text(line) for line in block.lines])
     named: dict[int, str] = {}
     lines: list[str | Declaration | Block] = []
     for line in block.lines:
-        before, text = loads.declared(_text(line), shared, named)
+        before, text = loads.declare(_text(line), shared, named)
         lines += before
         if isinstance(line, str):
             line = text
@@ -363,12 +363,12 @@ def _prune(block: Block, used: Counter[str]) -> bool:
     return dropped
 
 
-def _indented(block: Block, depth: int) -> list[str]:
+def _indent(block: Block, depth: int) -> list[str]:
     found: list[str] = []
     space = "  " * depth
     for line in block.lines:
         if isinstance(line, Block):
-            found += [f"{space}{line.header} {{", *_indented(line, depth + 1), f"{space}}}"]
+            found += [f"{space}{line.header} {{", *_indent(line, depth + 1), f"{space}}}"]
         else:
             found.append(space + _text(line))
     return found

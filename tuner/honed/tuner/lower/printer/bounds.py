@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tvm import ir, sym, tirx
 from tvm_ffi import WalkResult, structural_hash, structural_map, structural_walk
 
-from honed.tuner.lower.statements import behind, loads, nodes
+from honed.tuner.lower.statements import loads, memory_of, nodes
 
 from . import terms
 from .terms import Unprintable, lane
@@ -47,7 +47,7 @@ class OutOfBounds(Unprintable):
     """Raised when a kernel may reach outside of its buffers."""
 
 
-def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def bound_accesses(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the kernel with each load and store inside its buffer.
 
     Raises OutOfBounds where an access may lie outside.
@@ -59,10 +59,10 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not kernel.branching:
         return func
 
-    def branched(choice: Any) -> Any:
+    def branch(choice: Any) -> Any:
         return _by_lanes(choice) if any(choice.same_as(one) for one in kernel.branching) else choice
 
-    return func.with_body(structural_map(func.body, [((tirx.Select, ir.Call), branched)], order="pre"))
+    return func.with_body(structural_map(func.body, [((tirx.Select, ir.Call), branch)], order="pre"))
 
 
 class _Kernel:
@@ -81,15 +81,15 @@ class _Kernel:
         self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # Bounds of indices under guards
         self._callbacks = [
             (tirx.AttrStmt, self._attribute),
-            ((tirx.AllocBuffer, tirx.DeclBuffer), self._declared),
-            ((tirx.Bind, tirx.Let), self._bound),
+            ((tirx.AllocBuffer, tirx.DeclBuffer), self._declare),
+            ((tirx.Bind, tirx.Let), self._bind),
             (tirx.For, self._loop),
             (tirx.IfThenElse, self._condition),
             (tirx.BufferStore, lambda node: self._access(node.buffer, node.indices)),
             (ir.TensorLoad, lambda node: self._access(node.source, node.indices)),
             (
                 tirx.Select,
-                lambda node: self._computed(node, node.condition, node.true_value, node.false_value),
+                lambda node: self._walk_both(node, node.condition, node.true_value, node.false_value),
             ),
             (ir.Call, self._call),
             ((tirx.And, tirx.Or), self._both),
@@ -111,16 +111,16 @@ class _Kernel:
         self.ranges[var] = first, extent
         self.analyzer.bind(var, ir.Range.from_min_extent(first, extent), allow_override=True)
 
-    def _declared(self, node: Any) -> None:
-        of = terms.stored(terms.parsed(str(node.buffer.dtype)))
+    def _declare(self, node: Any) -> None:
+        of = terms.type_in_memory(terms.parse_type(str(node.buffer.dtype)))
         elements = 1
         for extent in node.buffer.shape:
             elements *= int(extent)
-        if isinstance(node, tirx.DeclBuffer) and (whole := self._sizes.get(behind(node.data))):
+        if isinstance(node, tirx.DeclBuffer) and (whole := self._sizes.get(memory_of(node.data))):
             elements = min(elements, whole[0] * whole[1] // of.nbytes)
         self._sizes[node.buffer] = elements, of.nbytes
 
-    def _bound(self, node: tirx.Bind) -> None:
+    def _bind(self, node: tirx.Bind) -> None:
         of = terms.type_of(node.var)
         if node.var in self.definitions:
             self._known.clear()
@@ -166,15 +166,15 @@ class _Kernel:
         return WalkResult.SKIP
 
     def _condition(self, node: tirx.IfThenElse) -> WalkResult:
-        self._chosen(node.condition, node.then_case, node.else_case)
+        self._walk_selected(node.condition, node.then_case, node.else_case)
         return WalkResult.SKIP
 
     def _call(self, node: ir.Call) -> WalkResult | None:
         if _name(node) != "if_then_else":
             return None
         if _lanes(node.args[0]) > 1:
-            return self._computed(node, *node.args)
-        self._chosen(*node.args)
+            return self._walk_both(node, *node.args)
+        self._walk_selected(*node.args)
         return WalkResult.SKIP
 
     def _both(self, node: Any) -> WalkResult | None:
@@ -185,7 +185,7 @@ class _Kernel:
             self.walk(node.b)
         return WalkResult.SKIP
 
-    def _chosen(self, condition: Any, yes: Any, no: Any) -> None:
+    def _walk_selected(self, condition: Any, yes: Any, no: Any) -> None:
         """Walk a choice of which only the selected value is evaluated."""
         self.walk(condition)
         for value, true in ((yes, True), (no, False)):
@@ -193,7 +193,7 @@ class _Kernel:
                 with self._where(condition, true):
                     self.walk(value)
 
-    def _computed(self, node: Any, condition: Any, yes: Any, no: Any) -> WalkResult:
+    def _walk_both(self, node: Any, condition: Any, yes: Any, no: Any) -> WalkResult:
         """Walk a choice that computes both values; make it a branch where one must not be computed."""
         found, made = len(self.outside), len(self.branching)
         for value in (condition, yes, no):
@@ -201,7 +201,7 @@ class _Kernel:
         if len(self.outside) > found:
             del self.outside[found:], self.branching[made:]
             self.branching.append(node)
-            self._chosen(condition, yes, no)
+            self._walk_selected(condition, yes, no)
         return WalkResult.SKIP
 
     # Accesses
@@ -257,7 +257,7 @@ class _Boxes:
         least, most = np.inf, -np.inf
         with np.errstate(all="ignore"):
             while True:
-                low, high = self._computed()
+                low, high = self._compute()
                 outside = self._let_in & ((low < 0) | (high >= size))
                 inside = self._let_in & ~outside
                 if inside.any():
@@ -267,7 +267,7 @@ class _Boxes:
                 if not self._cut(outside) or self._count > _MOST_BOXES:
                     return None
 
-    def _computed(self) -> Bounds:
+    def _compute(self) -> Bounds:
         """Return the bounds of the index in each box; `_let_in` then says which boxes the guards let in."""
         self._let_in = np.ones(self._count, bool)
         for step in self._steps:
@@ -293,7 +293,7 @@ class _Boxes:
             for n, slot in enumerate(slots):
                 low, high = self._sides[slot]
                 self._sides[slot] = (np.floor((low + high) / 2),) * 2
-                least, most = self._computed()
+                least, most = self._compute()
                 # A box that the guards exclude is settled, whatever they made of the bounds.
                 wide[n] = np.where(self._let_in, np.minimum(least - most, 0), 0)
                 self._sides[slot] = low, high
@@ -322,12 +322,12 @@ class _Boxes:
             return self._slot(expr.args[0])
         key: Any = structural_hash(expr)
         if any(load.source in self._kernel.stored for load in loads(expr)):
-            return self._made(expr)  # Memory may change, so each occurrence is another number
+            return self._add_step(expr)  # Memory may change, so each occurrence is another number
         if key not in self._slots:
-            self._slots[key] = self._made(expr)
+            self._slots[key] = self._add_step(expr)
         return self._slots[key]
 
-    def _made(self, expr: Any) -> int:
+    def _add_step(self, expr: Any) -> int:
         kind, of = type(expr), terms.type_of(expr)
         if kind is tirx.IntImm:
             number = np.array([float(int(expr.value))])
@@ -508,7 +508,7 @@ def _remainder(floors: bool) -> Arithmetic:
     return remain
 
 
-def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+def _mask(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
     """Return the bounds of the bitwise and of two numbers."""
     low, high = _remainder(True)(al, ah, bl + 1, bh + 1)
     mask = (bl == bh) & (bl >= 0) & (np.log2(np.maximum(bl, 0) + 1) % 1 == 0)
@@ -524,7 +524,7 @@ _ARITHMETIC: dict[type, Arithmetic] = {
     tirx.Mod: _remainder(False), tirx.FloorMod: _remainder(True),
     tirx.LShift: lambda al, ah, bl, bh: _multiply(al, ah, 2.0**bl, 2.0**bh),
     tirx.RShift: lambda al, ah, bl, bh: _FLOORED(al, ah, 2.0**bl, 2.0**bh),
-    tirx.BitwiseAnd: _masked,
+    tirx.BitwiseAnd: _mask,
     tirx.Min: lambda al, ah, bl, bh: (np.minimum(al, bl), np.minimum(ah, bh)),
     tirx.Max: lambda al, ah, bl, bh: (np.maximum(al, bl), np.maximum(ah, bh)),
 }  # fmt: skip

@@ -36,12 +36,12 @@ from .terms import (
     Term,
     Type,
     Unprintable,
-    bounded,
     bounds,
-    decided,
+    decide,
     floating,
     lane,
     number,
+    with_bounds,
 )
 
 
@@ -122,13 +122,13 @@ class Expressions:
 
     def value(self, expr: Any) -> Term:
         """Return a whole expression as C; if no loop around it changes it, it is named before that loop."""
-        return self.settled(self.term(expr))
+        return self.settle(self.term(expr))
 
-    def settled(self, term: Term) -> Term:
+    def settle(self, term: Term) -> Term:
         """Return an index or condition by its name, where naming it outside of the innermost loops pays."""
         if term.type.lanes > 1 or not (term.type.integer or term.type.kind == "bool"):
             return term
-        return self.blocks.kept(term, "inside" if term.type.kind == "bool" else "at")
+        return self.blocks.name_value(term, "inside" if term.type.kind == "bool" else "at")
 
     def full(self, expr: Any) -> Term:
         """Return the expression, spread over all lanes of its type where it is one value for all."""
@@ -146,7 +146,7 @@ class Expressions:
         of = terms.vector(term.type, to.lanes)
         return Term(f"({terms.name(of)})({term.text})", of, PRIMARY, term.home, term.pure)
 
-    def joined(self, text: str, of: Type, level: int, *parts: Term) -> Term:
+    def combine(self, text: str, of: Type, level: int, *parts: Term) -> Term:
         """Return a term made of others; those that belong further out than the whole are named there."""
         return Term(text, of, level, max(p.home for p in parts), all(p.pure for p in parts))
 
@@ -154,7 +154,7 @@ class Expressions:
         """Return the operands of one operator; those that change in fewer loops than the others are named."""
         landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in operands]
         most = max(landings)
-        return [self.settled(t) if at < most else t for t, at in zip(operands, landings, strict=True)]
+        return [self.settle(t) if at < most else t for t, at in zip(operands, landings, strict=True)]
 
     # Leaves
 
@@ -169,8 +169,8 @@ class Expressions:
             raise Unprintable(f"{expr.name} is used where it has no value")
         of = terms.type_of(expr) if found.type.integer and found.type.lanes == 1 else found.type
         if of != found.type:  # Counters have 32 bits
-            return bounded(self.convert(found, of), *found.bounds)
-        return self.blocks.kept(found, "at") if expr in self.sums and found.level < PRIMARY else found
+            return with_bounds(self.convert(found, of), *found.bounds)
+        return self.blocks.name_value(found, "at") if expr in self.sums and found.level < PRIMARY else found
 
     # Arithmetic
 
@@ -189,9 +189,9 @@ class Expressions:
 
     def operate(self, sign: str, level: int, a: Term, b: Term) -> Term:
         """Return an operator of two operands of equal type, of which one may be a scalar for all lanes."""
-        a, b = self._matched(*self.parts(a, b))
+        a, b = self._match(*self.parts(a, b))
         of = a.type if a.type.lanes >= b.type.lanes else b.type
-        found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
+        found = self.combine(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
         if sign in "/%" and of.integer and b.bounds[0] <= 0 <= b.bounds[1]:
             # Impure: it must stay where the condition around it guards it
             found = Term(found.text, of, level, self.blocks.here, pure=False)
@@ -199,12 +199,12 @@ class Expressions:
             if of.bits < 32:
                 return self.convert(Term(found.text, terms.INT, level, found.home, found.pure), of)
             if (known := bounds(sign, a, b)) is not None:
-                found = bounded(found, *known)
+                found = with_bounds(found, *known)
                 fixed = found.pure and found.low is not None and found.low == found.high
                 return number(known[0], of) if fixed else found
         return found
 
-    def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
+    def _match(self, a: Term, b: Term) -> tuple[Term, Term]:
         """Return operands that C combines: small integers are spread, because C would convert them to int."""
         if a.type.lanes != b.type.lanes:
             wide, narrow = (a, b) if a.type.lanes > b.type.lanes else (b, a)
@@ -221,8 +221,8 @@ class Expressions:
         x, y, z = (self.spread(self.term(e), of) for e in (product.a, product.b, other))
         if self.contract:
             text = f"{x.within(MUL)} * {y.within(MUL + 1)} + {z.within(ADD + 1)}"
-            return self.joined(text, of, ADD, x, y, z)
-        return self.joined(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
+            return self.combine(text, of, ADD, x, y, z)
+        return self.combine(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
 
     def _dot_add(self, expr: tirx.Add) -> Term:
         """Return a dot product of bytes and its addend in one; no sum is long enough to saturate.
@@ -233,10 +233,10 @@ class Expressions:
         a, b, z = (self.full(argument) for argument in (*list(dot.args)[1:], other))
         if a.type.lanes > 1:
             raise Unprintable("dot products of bytes are not of vectors of words")
-        return self.joined(f"{DOT_ADD}({a.text}, {b.text}, {z.text})", terms.INT, PRIMARY, a, b, z)
+        return self.combine(f"{DOT_ADD}({a.text}, {b.text}, {z.text})", terms.INT, PRIMARY, a, b, z)
 
     def _call_of_two(self, function: str, a: Term, b: Term) -> Term:
-        return self.joined(f"{function}({a.text}, {b.text})", a.type, PRIMARY, a, b)
+        return self.combine(f"{function}({a.text}, {b.text})", a.type, PRIMARY, a, b)
 
     def _extreme(self, expr: Any) -> Term:
         low = type(expr) is tirx.Min
@@ -248,7 +248,7 @@ class Expressions:
         found = self._call_of_two("min" if low else "max", a, b)
         if a.type.integer and a.type.lanes == 1:
             least, most = zip(a.bounds, b.bounds, strict=True)
-            return bounded(found, *((min(least), min(most)) if low else (max(least), max(most))))
+            return with_bounds(found, *((min(least), min(most)) if low else (max(least), max(most))))
         return found
 
     def _of_numbers(self, which: str, expr: Any, a: Term, b: Term) -> Term:
@@ -277,12 +277,12 @@ class Expressions:
     def _comparison(self, expr: Any) -> Term:
         sign, level = _COMPARISONS[type(expr)]
         a, b = self.term(expr.a), self.term(expr.b)
-        if a.type.integer and (known := decided(sign, a, b)) is not None:
+        if a.type.integer and (known := decide(sign, a, b)) is not None:
             return TRUE if known else FALSE
-        a, b = self._matched(*self.parts(a, b))
+        a, b = self._match(*self.parts(a, b))
         wide = a.type if a.type.lanes >= b.type.lanes else b.type
         text = f"{a.within(level)} {sign} {b.within(level + 1)}"
-        return self.joined(text, terms.compared(wide), level, a, b)
+        return self.combine(text, terms.comparison_type(wide), level, a, b)
 
     def _both(self, expr: Any) -> Term:
         either = type(expr) is tirx.Or
@@ -300,18 +300,18 @@ class Expressions:
             a, b = self.spread(a, b.type), self.spread(b, a.type)
             return self.operate("|" if either else "&", BIT_OR if either else BIT_AND, a, b)
         sign, level = ("||", OR) if either else ("&&", AND)
-        return self.joined(f"{a.within(level)} {sign} {b.within(level)}", terms.BOOL, level, a, b)
+        return self.combine(f"{a.within(level)} {sign} {b.within(level)}", terms.BOOL, level, a, b)
 
     def _not(self, expr: tirx.Not) -> Term:
         a = self.term(expr.a)
         if a in (TRUE, FALSE):
             return FALSE if a == TRUE else TRUE
         sign = "~" if a.type.kind == "mask" else "!"
-        return self.joined(f"{sign}{a.within(UNARY)}", a.type, UNARY, a)
+        return self.combine(f"{sign}{a.within(UNARY)}", a.type, UNARY, a)
 
     def _complement(self, expr: Any) -> Term:
         a = self.term(expr.a)
-        found = self.joined(f"~{a.within(UNARY)}", a.type, UNARY, a)
+        found = self.combine(f"~{a.within(UNARY)}", a.type, UNARY, a)
         if a.type.lanes == 1 and a.type.bits < 32:
             return self.convert(Term(found.text, terms.INT, UNARY, a.home, a.pure), a.type)
         return found
@@ -326,18 +326,18 @@ class Expressions:
         condition, yes, no = self.parts(condition, yes, no)
         if yes.type.lanes == 1 and condition.type.lanes == 1:
             return self._ternary(condition, yes, no)
-        yes, no = self._matched(yes, no)
+        yes, no = self._match(yes, no)
         mask = self.mask(self.spread(condition, yes.type), yes.type.bits)
-        return self.joined(
+        return self.combine(
             f"select({no.text}, {yes.text}, {mask.text})", yes.type, PRIMARY, condition, yes, no
         )
 
     def _ternary(self, condition: Term, yes: Term, no: Term) -> Term:
         text = f"{condition.within(OR)} ? {yes.within(TERNARY + 1)} : {no.within(TERNARY + 1)}"
-        found = self.joined(text, yes.type, TERNARY, condition, yes, no)
+        found = self.combine(text, yes.type, TERNARY, condition, yes, no)
         if yes.type.integer:
             least, most = zip(yes.bounds, no.bounds, strict=True)
-            found = bounded(found, min(least), max(most))
+            found = with_bounds(found, min(least), max(most))
         return found
 
     def mask(self, term: Term, bits: int) -> Term:
@@ -345,7 +345,7 @@ class Expressions:
         if term.type.bits == bits:
             return term
         of = Type("mask", bits, term.type.lanes)
-        return self.joined(f"convert_{terms.name(of)}({term.text})", of, PRIMARY, term)
+        return self.combine(f"convert_{terms.name(of)}({term.text})", of, PRIMARY, term)
 
     # Conversions
 
@@ -355,17 +355,17 @@ class Expressions:
         if term.type == to or (term.type.kind, to.kind) == ("mask", "mask"):
             return term
         if to.kind == "bool":
-            return self.joined(f"{term.within(EQUAL + 1)} != 0", to, EQUAL, term)
+            return self.combine(f"{term.within(EQUAL + 1)} != 0", to, EQUAL, term)
         if to.kind == "mask":
             zero = f"({terms.name(term.type)})(0)"
             of = Type("mask", term.type.bits, to.lanes)
-            return self.joined(f"{term.within(EQUAL + 1)} != {zero}", of, EQUAL, term)
+            return self.combine(f"{term.within(EQUAL + 1)} != {zero}", of, EQUAL, term)
         if term.type.kind == "mask":
-            return self.joined(f"convert_{terms.name(to)}(-{term.within(UNARY)})", to, PRIMARY, term)
+            return self.combine(f"convert_{terms.name(to)}(-{term.within(UNARY)})", to, PRIMARY, term)
         if to.lanes > 1 or (term.type.kind == "float" and to.integer):
-            return self.joined(f"convert_{terms.name(to)}({term.text})", to, PRIMARY, term)
-        found = self.joined(f"({terms.name(to)}){term.within(UNARY)}", to, UNARY, term)
-        return bounded(found, *term.bounds) if term.type.kind != "float" and to.integer else found
+            return self.combine(f"convert_{terms.name(to)}({term.text})", to, PRIMARY, term)
+        found = self.combine(f"({terms.name(to)}){term.within(UNARY)}", to, UNARY, term)
+        return with_bounds(found, *term.bounds) if term.type.kind != "float" and to.integer else found
 
     # Vectors
 
@@ -374,7 +374,7 @@ class Expressions:
         of = terms.vector(base.type, int(expr.lanes))
         steps = ", ".join(str(n) for n in range(of.lanes))
         text = f"{self.spread(base, of).text} + {self.spread(stride, of).text} * ({terms.name(of)})({steps})"
-        return self.joined(text, of, ADD, base, stride)
+        return self.combine(text, of, ADD, base, stride)
 
     def _shuffle(self, expr: tirx.Shuffle) -> Term:
         vectors = [(self.full(v), terms.type_of(v).lanes) for v in expr.vectors]
@@ -388,11 +388,11 @@ class Expressions:
         of = terms.type_of(expr)
         if len(chosen) == 1:
             if whole[0].type.kind == "mask":
-                return self.joined(f"{chosen[0]} != 0", terms.BOOL, EQUAL, *whole)
-            return self.joined(chosen[0], of, PRIMARY, *whole)
+                return self.combine(f"{chosen[0]} != 0", terms.BOOL, EQUAL, *whole)
+            return self.combine(chosen[0], of, PRIMARY, *whole)
         if of.kind == "mask":
             of = Type("mask", whole[0].type.bits, of.lanes)
-        return self.joined(f"({terms.name(of)})({', '.join(chosen)})", of, PRIMARY, *whole)
+        return self.combine(f"({terms.name(of)})({', '.join(chosen)})", of, PRIMARY, *whole)
 
     def _let(self, expr: tirx.Let) -> Term:
         self.variables[expr.var] = self.full(expr.value)
@@ -411,10 +411,10 @@ class Expressions:
         if name == "isnan":
             x = self.term(call.args[0])
             text = f"{x.within(EQUAL)} != {x.within(EQUAL + 1)}"
-            return self.joined(text, terms.compared(x.type), EQUAL, x)
+            return self.combine(text, terms.comparison_type(x.type), EQUAL, x)
         if name == "reinterpret":
             x, of = self.full(call.args[0]), terms.type_of(call)
-            return self.joined(f"as_{terms.name(of)}({x.text})", of, PRIMARY, x)
+            return self.combine(f"as_{terms.name(of)}({x.text})", of, PRIMARY, x)
         raise Unprintable(f"OpenCL C has nothing for TVM's {name}")
 
     def _extern(self, call: ir.Call) -> Term:
@@ -430,7 +430,7 @@ class Expressions:
             name, of = _OF_HALVES[name], Type(to.kind, 32, to.lanes)
             given = [self.convert(term, of) for term in given]
         text = f"{_RENAMED.get(name, name)}({', '.join(term.text for term in given)})"
-        return self.convert(self.joined(text, of, PRIMARY, *given), to)
+        return self.convert(self.combine(text, of, PRIMARY, *given), to)
 
     def _choice(self, call: ir.Call) -> Term:
         """Return one of two values, of which only the selected one may be computed."""
@@ -440,7 +440,7 @@ class Expressions:
             return self.full(yes if condition == TRUE else no)
         if terms.type_of(call).lanes > 1:
             return self._branches(condition, yes, no, terms.type_of(call))
-        condition = self.settled(condition)
+        condition = self.settle(condition)
         self.blocks.lazy += 1
         a, b = self.term(yes), self.term(no)
         self.blocks.lazy -= 1
@@ -455,7 +455,7 @@ class Expressions:
             raise Unprintable("a choice of vectors stands inside a choice of scalars")
         if condition.type.lanes > 1:
             return self.choose(condition, self.full(yes), self.full(no))
-        condition = self.settled(condition)
+        condition = self.settle(condition)
         name = self.blocks.names.fresh("chosen")
         self.blocks.line(f"{terms.name(of)} {name};")
         for header, value in ((f"if ({condition.text})", yes), ("else", no)):
@@ -489,7 +489,7 @@ class Expressions:
         return self._atom(expr)
 
     def _atom(self, expr: Any) -> LinearForm:
-        return self._single(self.settled(self.term(expr)))
+        return self._single(self.settle(self.term(expr)))
 
     def _single(self, term: Term) -> LinearForm:
         if term.pure and term.low is not None and term.low == term.high:

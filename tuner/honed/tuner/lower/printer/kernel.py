@@ -13,18 +13,18 @@ from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
 from honed.tuner.lower import ROLLED
-from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
+from honed.tuner.lower.statements import memory_by_buffer, memory_of, nodes, parts, uses
 
 from . import terms
 from .blocks import Block, Blocks, Declaration, Names
-from .bounds import bounded
+from .bounds import bound_accesses
 from .expressions import FALSE, TRUE, Expressions
 from .library import definitions
 from .memory import (
     ArrayUses,
     KernelBuffer,
     KernelMemory,
-    held_in_pairs,
+    is_held_in_pairs,
     private_uses,
     register_width,
     space_of,
@@ -50,14 +50,14 @@ class Statements:
         self._write: dict[type, Callable[[Any], None]] = {
             tirx.SeqStmt: self._sequence,
             tirx.AttrStmt: self._attribute,
-            tirx.DeclBuffer: self._declared,
-            tirx.AllocBuffer: self._allocated,
-            tirx.Bind: self._bound,
+            tirx.DeclBuffer: self._declare,
+            tirx.AllocBuffer: self._allocate,
+            tirx.Bind: self._bind,
             tirx.For: self._loop,
             tirx.While: self._while,
             tirx.IfThenElse: self._condition,
             tirx.BufferStore: self.memory.store,
-            tirx.Evaluate: self._evaluated,
+            tirx.Evaluate: self._evaluate,
         }
 
     def write(self, statement: Any) -> None:
@@ -96,21 +96,23 @@ class Statements:
 
     # Memory
 
-    def _declared(self, statement: tirx.DeclBuffer) -> None:
-        known = self.memory.buffers.get(behind(statement.data))
+    def _declare(self, statement: tirx.DeclBuffer) -> None:
+        known = self.memory.buffers.get(memory_of(statement.data))
         if known is None:
             raise Unprintable("a buffer lies in memory that is no argument")
-        element = terms.parsed(str(statement.buffer.dtype))
-        if terms.stored(terms.vector(element, 1)) != terms.stored(terms.vector(known.element, 1)):
+        element = terms.parse_type(str(statement.buffer.dtype))
+        if terms.type_in_memory(terms.vector(element, 1)) != terms.type_in_memory(
+            terms.vector(known.element, 1)
+        ):
             raise Unprintable(f"{known.name} is read as {terms.name(element)}")
         if known.registers and element != known.element:
             raise Unprintable(f"{known.name} is also read as {terms.name(element)}")
         nbytes = _nbytes(statement.buffer)
         self.memory.buffers[statement.buffer] = replace(known, element=element, nbytes=nbytes)
 
-    def _allocated(self, statement: tirx.AllocBuffer) -> None:
+    def _allocate(self, statement: tirx.AllocBuffer) -> None:
         buffer = statement.buffer
-        element = terms.parsed(str(buffer.dtype))
+        element = terms.parse_type(str(buffer.dtype))
         elements = _elements(buffer)
         space = space_of(str(buffer.scope()))
         name = self.blocks.names.fresh(str(buffer.name))
@@ -119,7 +121,7 @@ class Statements:
         uses = self.uses.get(buffer, ArrayUses())
         width = register_width(uses, element, elements) if space == "private" else None
         if width is not None:
-            made.width, made.paired = width, held_in_pairs(uses, element, width)
+            made.width, made.paired = width, is_held_in_pairs(uses, element, width)
             self._registers(made, elements * element.lanes)
         else:
             self._array(made, elements * element.lanes, uses)
@@ -137,7 +139,7 @@ class Statements:
 
     def _array(self, buffer: KernelBuffer, scalars: int, uses: ArrayUses) -> None:
         """Declare an array, of vectors where all reads and writes are whole vectors."""
-        element = terms.stored(buffer.element)
+        element = terms.type_in_memory(buffer.element)
         space = "__local " if buffer.space == "local" else ""
         single = terms.name(terms.vector(element, 1))
         at = 0 if buffer.space == "local" else self.blocks.here
@@ -151,7 +153,7 @@ class Statements:
 
     # Variables and control
 
-    def _bound(self, statement: tirx.Bind) -> None:
+    def _bind(self, statement: tirx.Bind) -> None:
         variable = statement.var
         term = self.expressions.full(statement.value)
         if term.pure and term.type.lanes == 1 and (term.type.integer or term.type.kind == "bool"):
@@ -218,7 +220,7 @@ class Statements:
         self.write(body)
         self.blocks.leave()
 
-    def _evaluated(self, statement: tirx.Evaluate) -> None:
+    def _evaluate(self, statement: tirx.Evaluate) -> None:
         if isinstance(statement.value, tirx.IntImm):
             return
         if not isinstance(statement.value, ir.Call):
@@ -230,7 +232,7 @@ class Statements:
             self.blocks.line("barrier(CLK_LOCAL_MEM_FENCE);")
         else:
             self.blocks.line(f"{self.expressions.term(statement.value).text};")
-        self.blocks.stored()
+        self.blocks.record_store()
 
 
 def _plain(term: Term, of: terms.Type) -> str:
@@ -252,7 +254,7 @@ def _elements(buffer: Any) -> int:
 
 
 def _nbytes(buffer: Any) -> int:
-    return _elements(buffer) * terms.parsed(str(buffer.dtype)).nbytes
+    return _elements(buffer) * terms.parse_type(str(buffer.dtype)).nbytes
 
 
 _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(base) + (bytes)))"
@@ -273,17 +275,17 @@ class Dialect:
 
 def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
     """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none."""
-    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, dialect)
+    return source_of({entry: bound_accesses(f) for entry, f in _prepare(kernels).items()}, dialect)
 
 
-def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
+def _prepare(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
     """Return the kernels after TVM's last passes, with short loops over private arrays unrolled.
 
     An array whose indices are all constant can be held in registers; an array that a loop counts through
     cannot.
     """
     final = finalize_device_passes()(IRModule(kernels))
-    found = {str(f.attrs["global_symbol"]): _marked(f) for f in final.functions.values()}
+    found = {str(f.attrs["global_symbol"]): _mark_loops(f) for f in final.functions.values()}
     if any(changed for _, changed in found.values()):
         module = IRModule({entry: func for entry, (func, _) in found.items()})
         for step in (tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify(), tirx.transform.RemoveNoOp()):
@@ -292,7 +294,7 @@ def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
     return {entry: func for entry, (func, _) in found.items()}
 
 
-def _marked(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, bool]:
+def _mark_loops(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, bool]:
     """Return the kernel with the loops to be unrolled marked, and whether there are any."""
     private = {one.buffer for one in nodes(func.body, tirx.AllocBuffer) if str(one.buffer.scope()) == "local"}
     chosen: set[Any] = set()
@@ -358,14 +360,14 @@ def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
     statements = Statements(blocks, expressions, memory)
-    memory_of = memory_behind(func.body)
+    memory_of = memory_by_buffer(func.body)
     written = {memory_of.get(one.buffer, one.buffer) for one in nodes(func.body, tirx.BufferStore)}
     restrict = "restrict " if bool(func.attrs.get("tirx.noalias", False)) else ""
     arguments = []
     for pointer in func.params:
         buffer = _argument(pointer, names, pointer in written)
         memory.buffers[pointer] = buffer
-        kind = terms.name(terms.stored(buffer.element))
+        kind = terms.name(terms.type_in_memory(buffer.element))
         const = "" if buffer.written else "const "
         arguments.append(f"__global {const}{kind}* {restrict}{buffer.name}")
     statements.uses = private_uses(func.body)
@@ -379,5 +381,5 @@ def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
 def _argument(pointer: ir.Var, names: Names, written: bool) -> KernelBuffer:
     if not isinstance(pointer.ty, ir.PointerType):
         raise Unprintable(f"kernel argument {pointer.name} is not a pointer")
-    element = terms.vector(terms.parsed(str(pointer.ty.element_type.dtype)), 1)
+    element = terms.vector(terms.parse_type(str(pointer.ty.element_type.dtype)), 1)
     return KernelBuffer(names.fresh(str(pointer.name).removesuffix("_ptr")), "global", element, 0, written)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tvm import ir, tirx
 
-from honed.tuner.lower.statements import memory_behind, nodes
+from honed.tuner.lower.statements import memory_by_buffer, nodes
 
 from . import terms
 from .blocks import Blocks, LoadText
@@ -42,7 +42,7 @@ class KernelBuffer:
     @property
     def vector(self) -> Type:
         """The type of one variable in registers."""
-        return terms.vector(terms.vector(terms.stored(self.element), 1), self.width)
+        return terms.vector(terms.vector(terms.type_in_memory(self.element), 1), self.width)
 
     @property
     def words(self) -> Type:
@@ -69,17 +69,19 @@ class ArrayUses:
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     """Return how the arrays of a kernel are indexed, by buffer, including other names of their memory."""
     found: dict[Any, ArrayUses] = {}
-    memory_of = memory_behind(body)
+    memory_of = memory_by_buffer(body)
     for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
         buffer = _buffer_of(one)
         uses = found.setdefault(memory_of.get(buffer, buffer), ArrayUses())
         _note(uses, list(one.indices))
-        lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
+        lanes = terms.type_of(one.indices[0]).lanes * terms.parse_type(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
         if isinstance(one, tirx.BufferStore):
-            uses.written.add(lanes if _aligned(one.indices[-1]) else 0)
-    halves = any(terms.parsed(str(one.buffer.dtype)).bits == _HALF for one in nodes(body, tirx.AllocBuffer))
-    used = {loop: _used(loop, memory_of) for loop in nodes(body, tirx.For)} if halves else {}
+            uses.written.add(lanes if _is_aligned(one.indices[-1]) else 0)
+    halves = any(
+        terms.parse_type(str(one.buffer.dtype)).bits == _HALF for one in nodes(body, tirx.AllocBuffer)
+    )
+    used = {loop: _buffers_used(loop, memory_of) for loop in nodes(body, tirx.For)} if halves else {}
     for loop, all_ in used.items():
         inner = [used[one] for one in nodes(loop.body, tirx.For)]
         for memory in all_.difference(*inner) if inner else ():
@@ -87,7 +89,7 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     return found
 
 
-def _used(body: tirx.Stmt, memory_of: Mapping[Any, Any]) -> set[Any]:
+def _buffers_used(body: tirx.Stmt, memory_of: Mapping[Any, Any]) -> set[Any]:
     used = (_buffer_of(one) for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)))
     return {memory_of.get(buffer, buffer) for buffer in used}
 
@@ -96,14 +98,14 @@ def _buffer_of(one: ir.TensorLoad | tirx.BufferStore) -> Any:
     return one.source if isinstance(one, ir.TensorLoad) else one.buffer
 
 
-def _aligned(index: Any) -> bool:
+def _is_aligned(index: Any) -> bool:
     """Return whether an index is of one element, or of as many as a vector has from a multiple of them."""
     if not isinstance(index, tirx.Ramp):
         return True
     return isinstance(index.base, tirx.IntImm) and int(index.base) % int(index.lanes) == 0
 
 
-def held_in_pairs(uses: ArrayUses, element: Type, width: int) -> bool:
+def is_held_in_pairs(uses: ArrayUses, element: Type, width: int) -> bool:
     """Return whether an array's variables are words of two halves each: sums that wait for those of a block.
 
     Mesa before 26.1 gives each half that a loop carries a register of its own. As words the sums of a tile of
@@ -163,7 +165,7 @@ class Addresses:
 
     def pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
         """Return a pointer, and the number of scalars from it to the indexed element."""
-        size = terms.stored(buffer.element).bits // 8
+        size = terms.type_in_memory(buffer.element).bits // 8
         parts = sorted(((term, n * size) for term, n in index.terms.values()), key=lambda part: part[0].home)
         if buffer.wide:
             return self._chain(buffer, parts, terms.ULONG), index.constant
@@ -188,19 +190,19 @@ class Addresses:
         counted = next((p for p in inner if block.loop is not None and p[0].text == block.loop.text), None)
         if counted is not None:
             rest = [part for part in inner if part is not counted]
-            moved = self._moved(buffer, outer, counted, home, of)
+            moved = self._moving_pointer(buffer, outer, counted, home, of)
             if moved is not None:
-                return self._offset(buffer, moved, self._summed(rest, of, home), within) if rest else moved
+                return self._offset(buffer, moved, self._sum(rest, of, home), within) if rest else moved
         base = self._chain(buffer, outer, of, within)
-        return self._offset(buffer, base, self._summed(inner, of, home), within)
+        return self._offset(buffer, base, self._sum(inner, of, home), within)
 
-    def _summed(self, parts: list[Part], of: Type, home: int) -> Term:
+    def _sum(self, parts: list[Part], of: Type, home: int) -> Term:
         term = Term(total(parts, of), of, ADD, home, all(t.pure for t, _ in parts))
-        return self.blocks.kept(term, "at", always=True)
+        return self.blocks.name_value(term, "at", always=True)
 
     def _offset(self, buffer: KernelBuffer, base: Term, offset: Term, within: int | None = None) -> Term:
         """Return a pointer some bytes further, declared where its offset is known."""
-        kind = _pointed(buffer)
+        kind = _pointee_type(buffer)
         text = f"AT({kind}, {base.text}, {offset.text})"
         home = max(base.home, offset.home)
         pointer = Term(text, buffer.element, PRIMARY, home, offset.pure and base.pure)
@@ -219,14 +221,14 @@ class Addresses:
         wanted = f"{buffer.name}_{loop.text if loop is not None else 'at'}"
         return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at, address=True)
 
-    def _moved(
+    def _moving_pointer(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
     ) -> Term | None:
         """Return a pointer that starts before the loop and moves with it; None where there is no room."""
         block = self.blocks.open[home]
         term, factor = counted
         key = f"{buffer.name} moved {factor}: {total(outer, of) if outer else ''}"
-        if (found := block.known.get(key)) is not None:
+        if (found := block.names.get(key)) is not None:
             return found
         if not self.blocks.room(home):
             return None
@@ -235,18 +237,18 @@ class Addresses:
         if self._goes_on(outer, factor, home):
             outer, outside = outer[:-1], home - 2
         start = self._chain(buffer, outer, of, outside)
-        size = terms.stored(buffer.element).bits // 8
+        size = terms.type_in_memory(buffer.element).bits // 8
         name = self.blocks.names.fresh(f"{buffer.name}_{term.text}")
         first = "" if block.start.text == "0" else f" + {factor // size} * {block.start.within(PRIMARY)}"
-        kind = _pointed(buffer)
+        kind = _pointee_type(buffer)
         self.blocks.open[outside].lines.append(f"__global {kind}* {name} = {start.text}{first};")
         step = self.blocks.step(factor * block.step)
         if step is not None:
             block.last.append(f"{name} = AT({kind}, {name}, {step});")
         else:
             block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
-        block.known[key] = Term(name, buffer.element, PRIMARY, home)
-        return block.known[key]
+        block.names[key] = Term(name, buffer.element, PRIMARY, home)
+        return block.names[key]
 
     def _goes_on(self, outer: list[Part], factor: int, home: int) -> bool:
         """Return whether each run of a loop begins where the last one ended: the loop around it counts runs.
@@ -261,9 +263,9 @@ class Addresses:
         return counter.text == around.loop.text and step == factor * block.turns
 
 
-def _pointed(buffer: KernelBuffer) -> str:
+def _pointee_type(buffer: KernelBuffer) -> str:
     """Return the C type that pointers into the buffer point at."""
-    element = terms.stored(buffer.element)
+    element = terms.type_in_memory(buffer.element)
     scalar = terms.name(terms.vector(element, 1))
     return scalar if buffer.written else f"const {scalar}"
 
@@ -306,7 +308,7 @@ class KernelMemory:
         buffer = self._buffer(load.source)
         index = _only(load.indices)
         of = terms.type_of(load)
-        stored = terms.stored(of)
+        stored = terms.type_in_memory(of)
         text = self._read(buffer, index, stored)
         level = UNARY if text[0] == "*" else PRIMARY
         if buffer.space != "private":
@@ -321,7 +323,7 @@ class KernelMemory:
         buffer = self._buffer(store.buffer)
         index = _only(store.indices)
         of = terms.type_of(store.value)
-        stored = terms.stored(of)
+        stored = terms.type_in_memory(of)
         self.expressions.stored = store
         value = self.expressions.full(store.value)
         self.expressions.stored = None
@@ -330,7 +332,7 @@ class KernelMemory:
                 stored = replace(stored, kind=buffer.element.kind)
             value = self.expressions.convert(value, stored)
         self._write(buffer, index, stored, value)
-        self.blocks.stored(buffer.name)
+        self.blocks.record_store(buffer.name)
 
     def _buffer(self, key: Any) -> KernelBuffer:
         if key not in self.buffers:
@@ -346,7 +348,7 @@ class KernelMemory:
             single = terms.vector(of, 1)
             return f"({terms.name(of)})({', '.join(self._element(buffer, n, single) for n in lanes)})"
         if buffer.registers:
-            return _gathered(_pieces(buffer, base.constant, of.lanes), of)
+            return _gather(_pieces(buffer, base.constant, of.lanes), of)
         if of.lanes == 1:
             return self._element(buffer, base, of)
         place = self._vector(buffer, base, of)
@@ -355,7 +357,7 @@ class KernelMemory:
     def _element(self, buffer: KernelBuffer, index: LinearForm, of: Type) -> str:
         """Return a scalar in memory."""
         if buffer.registers:
-            return _gathered(_pieces(buffer, index.constant, 1), of)
+            return _gather(_pieces(buffer, index.constant, 1), of)
         if buffer.space == "global":
             pointer, offset = self.addresses.pointer(buffer, index)
             return f"{pointer.text}[{offset}]"
@@ -392,7 +394,7 @@ class KernelMemory:
 
     def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
         """Return where an access begins, in scalars, if its lanes follow one another; else None."""
-        within = terms.stored(buffer.element).lanes
+        within = terms.type_in_memory(buffer.element).lanes
         if terms.type_of(index).lanes == 1:
             return self.expressions.linear(index).times(within)
         if isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
@@ -417,9 +419,9 @@ class KernelMemory:
         """Return a pointer to a scalar, as text that another operator may follow in parentheses."""
         if buffer.space == "global":
             pointer, offset = self.addresses.pointer(buffer, base)
-            step = self.blocks.step(offset * terms.stored(buffer.element).bits // 8)
+            step = self.blocks.step(offset * terms.type_in_memory(buffer.element).bits // 8)
             if step is not None:
-                return f"AT({_pointed(buffer)}, {pointer.text}, {step})"
+                return f"AT({_pointee_type(buffer)}, {pointer.text}, {step})"
             return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
         return f"{buffer.name} + {self._index(base)}"
 
@@ -441,7 +443,7 @@ class KernelMemory:
             pure = all(term.pure for term, _ in parts)
             if found is not None:
                 text, pure = f"{found.text} + {text}", pure and found.pure
-            found = self.blocks.kept(Term(text, of, ADD, home, pure), "at", always=True)
+            found = self.blocks.name_value(Term(text, of, ADD, home, pure), "at", always=True)
         assert found is not None
         if not index.constant:
             return found.text
@@ -474,7 +476,7 @@ def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]
     return found
 
 
-def _gathered(pieces: list[tuple[str, int]], of: Type) -> str:
+def _gather(pieces: list[tuple[str, int]], of: Type) -> str:
     if len(pieces) == 1:
         return pieces[0][0]
     return f"({terms.name(of)})({', '.join(place for place, _ in pieces)})"

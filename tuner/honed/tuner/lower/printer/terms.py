@@ -61,7 +61,7 @@ _SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # Suffixes of literals
 
 
 @cache
-def parsed(dtype: str) -> Type:
+def parse_type(dtype: str) -> Type:
     """Return the type that TVM writes as `dtype`: float32, int8x4, bool.
 
     Raises Unprintable where OpenCL C lacks it.
@@ -83,7 +83,7 @@ def parsed(dtype: str) -> Type:
 
 def type_of(expr: Any) -> Type:
     """Return the type of an expression of TIR."""
-    return parsed(str(expr.ty.dtype))
+    return parse_type(str(expr.ty.dtype))
 
 
 @cache
@@ -106,13 +106,13 @@ def vector(of: Type, lanes: int) -> Type:
 
 
 @cache
-def stored(of: Type) -> Type:
+def type_in_memory(of: Type) -> Type:
     """Return the type in memory: bools are stored as bytes."""
     return Type("uint", 8, of.lanes) if of.kind in ("bool", "mask") else of
 
 
 @cache
-def compared(of: Type) -> Type:
+def comparison_type(of: Type) -> Type:
     """Return the result type of comparisons of such values."""
     return BOOL if of.lanes == 1 else Type("mask", of.bits, of.lanes)
 
@@ -190,7 +190,7 @@ class Term:
         return f"({self.text})"
 
 
-def bounded(term: Term, low: int, high: int) -> Term:
+def with_bounds(term: Term, low: int, high: int) -> Term:
     """Return the term with the bounds of its value, unless it may wrap."""
     least, most = limits(term.type)
     return replace(term, low=low, high=high) if least <= low and high <= most else term
@@ -226,11 +226,11 @@ def floating(value: float, of: Type) -> Term:
     return floating(math.inf if value > 0 else -math.inf, of)
 
 
-def decided(sign: str, a: Term, b: Term) -> bool | None:
+def decide(sign: str, a: Term, b: Term) -> bool | None:
     """Return the result of a comparison of integers where their bounds determine it, else None."""
     (al, ah), (bl, bh) = a.bounds, b.bounds
     if sign in (">", ">="):
-        return decided("<" if sign == ">" else "<=", b, a)
+        return decide("<" if sign == ">" else "<=", b, a)
     if sign == "<":
         return True if ah < bl else False if al >= bh else None
     if sign == "<=":

@@ -37,7 +37,7 @@ from honed.tuner.search.parts import (
     unroll_some,
     write_out,
 )
-from honed.tuner.search.traces import as_module, unscheduled
+from honed.tuner.search.traces import as_module, new_schedule
 
 from .grouped import GroupTile
 
@@ -48,10 +48,10 @@ class Attention:
 
     The axes of `scores` are batches, a row, a key and the summed axis; those of `product` are the same
     batches and row, a column, and the keys it is summed over. `rows` are between them, in order of execution.
-    `asked` makes the queries, where it is kept as a block.
+    `queries` makes the queries, where it is kept as a block.
     """
 
-    asked: BlockInfo | None
+    queries: BlockInfo | None
     scores: BlockInfo
     rows: list[BlockInfo]
     product: BlockInfo
@@ -87,7 +87,7 @@ class Attention:
 def attention_of(func: tirx.PrimFunc) -> Attention | None:
     """Return the attention that an unscheduled function computes; None where it computes none."""
     try:
-        return read(unscheduled(as_module(func)))
+        return read(new_schedule(as_module(func)))
     except (ValueError, ScheduleError):
         return None
 
@@ -103,7 +103,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     if len(products) != 2:
         return None
     first, second = products
-    asked = _asked(schedule, found[first], found[:first]) if keeps else None
+    asked = _query_block(schedule, found[first], found[:first]) if keeps else None
     _inline_between(schedule, [part for part in found if part is not asked], found[first], found[second])
     left = [part_of(schedule, block) for block in blocks(schedule)]
     if asked is not None and left.pop(0).name != asked.name:
@@ -115,7 +115,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     tail = left[at + 1] if at + 1 < len(left) else None
     scores = schedule.get(left[0].block).writes[0].source
     made = Attention(
-        asked=asked,
+        queries=asked,
         scores=left[0],
         rows=left[1:at],
         product=left[at],
@@ -125,7 +125,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     return made if _has_form(made) and _keeps_rows(schedule, made) else None
 
 
-def _asked(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -> BlockInfo | None:
+def _query_block(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -> BlockInfo | None:
     """Return the block that makes the queries; None where they are an input."""
     *_, _keys, inner = scores.extents
     size = math.prod(scores.extents[:-2]) * inner
@@ -217,7 +217,7 @@ def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
     return any(region.source.same_as(made[-1]) for region in schedule.get(one.product.block).reads)
 
 
-def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:
+def _result_loops(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:
     """Return the loops of the block that writes the result, and the number of the loop over rows.
 
     Raises ValueError where that block reads the product elsewhere than at its own place, or where its columns
@@ -268,7 +268,7 @@ def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) 
 
     A tile has some rows, as many as are kept, and some vectors of columns.
     """
-    loops, row = _written(schedule, one)
+    loops, row = _result_loops(schedule, one)
     room = limits.row_bytes // (one.keys * one.element_bytes)
     if not room:
         raise ValueError("a row is too long to be kept by one work-item")
@@ -352,12 +352,12 @@ def attention_groups(
     one = read(schedule)
     if one is None:
         return False
-    loops, row = _written(schedule, one)
+    loops, row = _result_loops(schedule, one)
     outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
     outer, high, items = sample_tile(schedule, outer, by.threads)
     lanes = lanes_of(one.columns, most)
     group = _HeadGroup(items, _wide(schedule, one, lanes, most), held)
-    across, wide, vectors, vector = _shared_out(schedule, loops[-1], group, lanes, limits)
+    across, wide, vectors, vector = _share_out(schedule, loops[-1], group, lanes, limits)
     grid = [outer if n == row else loop for n, loop in enumerate(loops[:-1])]
     schedule.reorder(*grid, across, high, wide, rows, vectors, vector)
     under = fuse(schedule, grid)
@@ -379,7 +379,7 @@ def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
     return sample_any(schedule, fitting)
 
 
-def _shared_out(
+def _share_out(
     schedule: Schedule, loop: LoopRV, group: _HeadGroup, lanes: int, limits: SketchLimits
 ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
     """Split a loop into turns, work-items along x, a sampled number of vectors of each, and lanes."""
@@ -448,7 +448,7 @@ def _score(
     *_, tile, keys = below(schedule, kept, under)
     lanes = lanes_of(one.keys, most)
     high, rows = schedule.split(tile, [group.high, group.rows])
-    across, wide, vectors, vector = _shared_out(schedule, keys, group, lanes, limits)
+    across, wide, vectors, vector = _share_out(schedule, keys, group, lanes, limits)
     schedule.reorder(across, high, wide, rows, vectors, vector)
     bind_items(schedule, high, wide)
     write_out(schedule, [rows, vectors, vector])
@@ -468,7 +468,7 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     one = read(schedule, keeps=True)
     if one is None or one.scores.extents[one.batches] > FEW_ROWS or not _lie_in_rows(schedule, one.scores):
         return False
-    _written(schedule, one)
+    _result_loops(schedule, one)
     lanes = lanes_of(one.columns, most)
     items = one.columns // lanes
     least, most_threads = min(limits.threads), max(limits.threads)
@@ -497,10 +497,10 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.reorder(threads[product], summed)
     schedule.decompose_reduction(product, summed)
     _score_key(schedule, one.scores, threads[kept], limits, most)
-    if one.asked is not None:
-        schedule.compute_at(one.asked.block, under, preserve_unit_loops=True)
-        schedule.set_scope(one.asked.block, 0, "shared")
-        _, *both = schedule.split(below(schedule, one.asked.block, under)[-1], [None, slices, items])
+    if one.queries is not None:
+        schedule.compute_at(one.queries.block, under, preserve_unit_loops=True)
+        schedule.set_scope(one.queries.block, 0, "shared")
+        _, *both = schedule.split(below(schedule, one.queries.block, under)[-1], [None, slices, items])
         schedule.bind(fuse(schedule, both), "threadIdx.x")
     return True
 

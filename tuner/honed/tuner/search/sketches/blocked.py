@@ -45,7 +45,7 @@ _MOST_BESIDE = 4  # Vectors of channels that share the pixels
 
 
 @sketch(50)
-def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
     depthwise = _depthwise_of(schedule, found[1][0], most) if found is not None else None

@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
-from honed.tuner.lower.workload import marked
+from honed.tuner.lower.workload import marks_of
 from honed.tuner.search.decisions import ScheduleTrace, best_group, divisors
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
@@ -67,7 +67,7 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     vectors, vector = schedule.split(columns, [None, lanes])
     schedule.reorder(steps, written, *rows, vectors, vector)
     if holds:
-        hold(schedule, sums.block, _given(schedule, sums), steps, count)
+        hold(schedule, sums.block, _still_operand(schedule, sums), steps, count)
         if limits.loads_ahead and math.prod(whole.extents[:-2]) > 1:
             schedule.annotate(steps, ROLLED, 1)
     write_out(schedule, [written, *rows, vectors, vector])
@@ -84,7 +84,7 @@ _ITEMS = 32  # Columns of a group at most, and work-items that share each
 
 
 @sketch(74)
-def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Share the blocks of one row among the work-items of a group, which then add up their partial sums.
 
     False where the function is no such product, or work-items share nothing on the device.
@@ -143,7 +143,7 @@ def _is_blockwise(found: Sequence[BlockInfo]) -> bool:
     return sums.extents[:-1] == (*rows, blocks, columns)
 
 
-def _given(schedule: Schedule, sums: BlockInfo) -> int:
+def _still_operand(schedule: Schedule, sums: BlockInfo) -> int:
     """Return the number of the operand that the columns of a product do not move along."""
     along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
     return next(n for n in range(len(schedule.get(sums.block).reads)) if n not in along)
@@ -159,7 +159,7 @@ def _of_word(schedule: Schedule, sums: BlockInfo) -> int:
 def _lay_out(schedule: Schedule, sums: BlockInfo, whole: BlockInfo, lanes: int) -> list[SBlockRV]:
     """Return the blocks that lay out the constants that are read along the columns."""
     func = schedule.mod["main"]
-    constants = [func.params[n] for n in marked(func)]
+    constants = [func.params[n] for n in marks_of(func)]
     return [
         pack(schedule, part.block, n, columns, lanes)
         for part, columns in ((sums, len(sums.kinds) - 2), (whole, len(whole.kinds) - 2))

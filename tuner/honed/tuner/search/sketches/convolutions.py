@@ -1,7 +1,7 @@
 """Schedules convolutions for devices whose compilers load every operand in place, with their tables.
 
-Such compilers load vectors only where they are aligned. `packed` is for those with a window, `pointwise` for
-those without one, `windowed` for those of each channel by itself.
+Such compilers load vectors only where they are aligned. `tile_packed` is for those with a window, `pointwise`
+for those without one, `tile_windowed` for those of each channel by itself.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ class _PackedConvolution:
 
 
 @sketch(20)
-def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution, whose operands separate launches lay out. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
         return False
     before, rest = found
-    what = _packed_convolution(schedule, rest[0], limits, most)
+    what = _match_packed(schedule, rest[0], limits, most)
     if what is None:
         return False
-    image = _laid_out_image(schedule, what, before)
+    image = _lay_out_image(schedule, what, before)
     main = what.main.block
     weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes, beside=True)
     loops = _split_packed(schedule, what, limits)
@@ -117,7 +117,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _packed_convolution(
+def _match_packed(
     schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int
 ) -> _PackedConvolution | None:
     """Return the convolution, and how it is cut; None if the function is none, or one without a window."""
@@ -163,7 +163,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
     return math.gcd(step, 2), 1
 
 
-def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockInfo]) -> SBlockRV:
+def _lay_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockInfo]) -> SBlockRV:
     """Return the block that writes the image, padded or as it is, with its rows cut into vectors."""
     part = maker(schedule, what.main.block, what.image, before)
     made = part.block if part else schedule.cache_read(what.main.block, what.image, "global")
@@ -180,7 +180,7 @@ def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLi
     """Split the axes and fuse the loops of the grid: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = what.main.reducing
-    window = _written_out(what, reduced, limits)
+    window = _axes_to_unroll(what, reduced, limits)
     outside = [loops[n] for n in reduced if n not in window]
     inside = [loops[n] for n in window]
     channels, lanes = schedule.split(loops[what.channel], [None, what.lanes])
@@ -216,7 +216,7 @@ def _rectangle(
     return [*outer, pieces], [*inner, tile, pixels]
 
 
-def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
+def _axes_to_unroll(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
     """Return the reduction's last axes, as many as may be unrolled, but never the first.
 
     Raises ValueError where a window is too large to be unrolled.
@@ -280,7 +280,7 @@ _PAIRED = {DriverClass.MESA_26: 2}  # Halves that share a register and are multi
 
 
 def packed_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace | None:
-    """Return the sketch `packed` with its best rectangle and groups on Malis; None for another kind."""
+    """Return the sketch `tile_packed` with its best rectangle and groups on Malis; None for another kind."""
     if not _is_packed(sketch):
         return None
     (at_rows, rows), (at_pieces, pieces), (at_places, across), (at_channels, down) = sketch.tiles
@@ -473,14 +473,14 @@ _SHORT = 4  # Lanes of the shortest vectors with a rectangle in a table
 
 
 @sketch(40)
-def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile the image of a convolution without a sum over channels. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
         return False
     before, rest = found
     main = rest[0]
-    image = _windowed_image(schedule, main)
+    image = _window_operand(schedule, main)
     if image is None:
         return False
     spatial = main.spatial
@@ -511,7 +511,7 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _windowed_image(schedule: Schedule, main: BlockInfo) -> int | None:
+def _window_operand(schedule: Schedule, main: BlockInfo) -> int | None:
     """Return the number of the operand that a window moves over; None for any other function."""
     spatial = main.spatial
     if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
@@ -527,7 +527,7 @@ _BORDER = 2  # Border of a window of 3 x 3
 
 
 def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
-    """Return the sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
+    """Return the sketch `tile_windowed` with its best rectangle on Malis; None where it is of another kind.
 
     None, too, where one vector is a rectangle: that of shorter vectors is squarer, and does not spill.
 
@@ -546,7 +546,7 @@ def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
         if long * tall <= pixels.most
     )
 
-    cut = min(fitting, key=lambda cut: (_loaded(cut[0] * lanes, cut[1]), -cut[0]))
+    cut = min(fitting, key=lambda cut: (_loads_per_pixel(cut[0] * lanes, cut[1]), -cut[0]))
     items = threads.extent * pixels.factors[1] * rows.factors[1] // math.prod(cut)
     group = threads.cut(best_group(items, threads.most), items)
     return sketch.with_most({**sketch.cut(cut), at_threads: group})
@@ -557,7 +557,7 @@ def window_loads(start: ScheduleTrace) -> float:
     if not _is_windowed(start):
         return 0.0
     (_, pixels), (_, rows), _ = start.tiles
-    return _loaded(pixels.factors[-1] * start.lanes, rows.factors[-1])
+    return _loads_per_pixel(pixels.factors[-1] * start.lanes, rows.factors[-1])
 
 
 def _is_windowed(sketch: ScheduleTrace) -> bool:
@@ -565,6 +565,6 @@ def _is_windowed(sketch: ScheduleTrace) -> bool:
     return rows and sketch.tiles[1][1].most == _ROWS
 
 
-def _loaded(long: int, tall: int) -> float:
+def _loads_per_pixel(long: int, tall: int) -> float:
     """Return the elements of the image loaded for each pixel of a rectangle."""
     return (long + _BORDER) * (tall + _BORDER) / (long * tall)

@@ -61,7 +61,7 @@ class _Levels:
     registers: list[LoopRV]
 
 
-def grouped(
+def tile_grouped(
     schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, ahead: bool = False
 ) -> bool:
     """Tile a contraction over groups. False where the function is none.
@@ -77,7 +77,7 @@ def grouped(
     spatial = [(loops[n], main.extents[n]) for n in main.spatial]
     reduce = [loops[n] for n in main.reducing]
     levels = _split(schedule, spatial, by, most)
-    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main, by))
+    outer, inner, _ = sample_tile(schedule, reduce[0], _steps_at_once(main, by))
     schedule.reorder(
         *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
     )
@@ -97,7 +97,7 @@ def grouped(
     return True
 
 
-def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
+def _steps_at_once(contracted: BlockInfo, by: GroupTile) -> int:
     """Return the most steps of the outer reduction that are processed at once.
 
     They are few where each step is a window, because windows share their elements.
@@ -204,7 +204,7 @@ class _SlicedAxis:
     items: ExprRV | None  # Work-items along it; None for a reduced axis
 
 
-def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
+def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
     """Tile a contraction over groups whose work-items share its sums in `slices` slices.
 
     False where the function is none, or too small.
@@ -222,7 +222,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     nest = schedule.get_loops(main.block)
     axes = [_split_axis(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
     partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
-    axes = _renamed(axes, schedule.get_loops(partial))
+    axes = _with_loops(axes, schedule.get_loops(partial))
     tiled = [axes[n] for n in main.spatial]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
     prepare(schedule, before, limits, most, inlined=by.shared)
@@ -277,7 +277,7 @@ def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> li
     return list(schedule.split(schedule.fuse(steps, part), [copied, slices, mine]))
 
 
-def _renamed(axes: Sequence[_SlicedAxis], loops: Sequence[LoopRV]) -> list[_SlicedAxis]:
+def _with_loops(axes: Sequence[_SlicedAxis], loops: Sequence[LoopRV]) -> list[_SlicedAxis]:
     """Return the axes with other loops, which are in the same order."""
     left = iter(loops)
     return [_SlicedAxis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
@@ -418,10 +418,10 @@ def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
     image = next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
     if not slices:
         rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
-        return [_made(sketch, row, _shares(row, extents, image=image)) for row in rows]
+        return [_sketch_with(sketch, row, _shares(row, extents, image=image)) for row in rows]
     shares = [(row, _shares(row, extents, image=image)) for row in _SLICED_TILES[slices]]
     shares.sort(key=lambda one: any(n % math.prod(m) for n, m in zip(extents, one[1], strict=True)))
-    return [_made(sketch, *one) for one in shares]
+    return [_sketch_with(sketch, *one) for one in shares]
 
 
 def groups_of(start: ScheduleTrace) -> int:
@@ -438,7 +438,7 @@ def _axes(sketch: ScheduleTrace) -> list[list[tuple[int, Tile]]]:
     return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
 
 
-def _made(sketch: ScheduleTrace, row: _AxisTiling, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
+def _sketch_with(sketch: ScheduleTrace, row: _AxisTiling, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
     """Return the sketch with a row's numbers: factors of an axis are split off one after another.
 
     Each factor is the largest divisor of the rest that does not exceed the wanted one.

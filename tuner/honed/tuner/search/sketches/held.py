@@ -81,7 +81,7 @@ class _HeldLoops:
 
 
 @sketch(10)
-def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a contraction over work-items that hold its operands. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
@@ -215,7 +215,7 @@ _WIDE = 8
 _TILES = 5  # Tiles of a product at least
 _ITEMS = 256  # Work-items of a group at most, as the family's rules say
 _FMA = 4  # Multiply-adds of a work-item in a clock
-_VECTOR_BYTES = 16  # Bytes of an operand that `held` loads at most
+_VECTOR_BYTES = 16  # Bytes of an operand that `tile_held` loads at most
 _SINGLE = 4  # Bytes of an element that is not multiplied in pairs
 _ADDRESS = {DriverClass.MESA_26: 4}  # Instructions for the address of a load, by class of drivers
 _LOADED = {DriverClass.MESA_26: 8}  # Elements that one instruction loads, by class of drivers
@@ -344,7 +344,7 @@ def _by_one_bound(product: _Product, served: _Cut, among: Sequence[_Cut], driver
     for address in dict.fromkeys((0, _ADDRESS.get(driver, 0))):
 
         def clocks(cut: _Cut, address: int = address) -> float:
-            return max(_lines(product, cut, loaded), _issued(product, cut, address))
+            return max(_lines(product, cut, loaded), _issue_clocks(product, cut, address))
 
         best = min(among, key=clocks)
         if clocks(served) > _CLEARLY * clocks(best):
@@ -400,13 +400,13 @@ def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
     if product.turn:
-        clocks = max(lines, _multiplied(product, cut))
+        clocks = max(lines, _multiply_clocks(product, cut))
     else:
-        clocks = math.hypot(lines, _issued(product, cut, _ADDRESS.get(driver, 0)))
+        clocks = math.hypot(lines, _issue_clocks(product, cut, _ADDRESS.get(driver, 0)))
     return clocks, lines, -cut.steps, *beside, cut.rows
 
 
-def _multiplied(product: _Product, cut: _Cut) -> float:
+def _multiply_clocks(product: _Product, cut: _Cut) -> float:
     """Return the clocks in which the busiest core multiplies halves for a step of the sum.
 
     Halves go in pairs where turns are added up, with one addition after the terms of a turn.
@@ -416,7 +416,7 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
-def _issued(product: _Product, cut: _Cut, address: int) -> float:
+def _issue_clocks(product: _Product, cut: _Cut, address: int) -> float:
     """Return the clocks in which the busiest core issues a step of the sum's instructions, halves in pairs.
 
     These are multiplications, and `address` additions for the address of each load.

@@ -19,19 +19,19 @@ from honed.tuner.search.decisions import LINE, ScheduleTrace, divisors
 from honed.tuner.search.parts import (
     BlockInfo,
     SketchLimits,
+    axes_kept,
     below,
     bind_items,
     blocks,
     fuse,
     is_dear,
-    kept_axes,
     part_of,
     reads_along,
     sample_tile,
     set_private,
     unroll_some,
 )
-from honed.tuner.search.traces import as_module, unscheduled
+from honed.tuner.search.traces import as_module, new_schedule
 
 # A product, with the block that sums the terms of each step of its sum first, if there is one.
 _Product = tuple[BlockInfo | None, BlockInfo]
@@ -66,7 +66,7 @@ class OneRow:
 def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
     """Return the products of one row that an unscheduled function computes; None where it computes others."""
     try:
-        return read(unscheduled(as_module(func)))
+        return read(new_schedule(as_module(func)))
     except (ValueError, ScheduleError):
         return None
 
@@ -125,7 +125,7 @@ def _is_row(part: BlockInfo) -> bool:
 
 def _columns_read(schedule: Schedule, product: BlockInfo, tail: BlockInfo) -> list[int]:
     """Return the axis of a tail that reads the columns of a product, in a list; empty where none does."""
-    return list(kept_axes(schedule, product.block, tail.block) or ())[-1:]
+    return list(axes_kept(schedule, product.block, tail.block) or ())[-1:]
 
 
 def _products(schedule: Schedule, reductions: Sequence[BlockInfo]) -> list[_Product]:

@@ -14,7 +14,7 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.lower.workload import marked
+from honed.tuner.lower.workload import marks_of
 from honed.tuner.search.decisions import ScheduleTrace, divisors
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
@@ -226,7 +226,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     main, *tails = found[1]
     together = bool(tails) and is_elementwise(tails[0], main)
-    copy = _copied(schedule, what)
+    copy = _copy_operand(schedule, what)
     result = _product_result(schedule, what, tails[0].block if together else None)
     pack(schedule, what.main, what.laned, what.columns, what.lanes, copy)
     _tile_product(schedule, what, result, limits)
@@ -267,10 +267,10 @@ def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProd
 
 def _is_constant(schedule: Schedule, operand: ir.Var) -> bool:
     func = schedule.mod["main"]
-    return any(func.params[n].same_as(operand) for n in marked(func))
+    return any(func.params[n].same_as(operand) for n in marks_of(func))
 
 
-def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
+def _copy_operand(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
     """Return the block that copies the operand along the columns, rounded up where its axes are.
 
     The other operand is read where it lies, with zeros selected beyond its end. Both are first indexed by the

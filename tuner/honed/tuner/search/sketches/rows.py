@@ -17,6 +17,7 @@ from honed.tuner.search.parts import (
     Keep,
     SketchLimits,
     alone,
+    axes_kept,
     below,
     bind,
     bind_alone,
@@ -26,7 +27,6 @@ from honed.tuner.search.parts import (
     is_contraction,
     keep_partial,
     keep_private,
-    kept_axes,
     lanes_of,
     partial_results,
     parts,
@@ -90,7 +90,7 @@ _SHARERS = 32  # Work-items of a row at most: some add up the partial results of
 
 
 @sketch(125)
-def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Let the work-items of a group share rows, of which each has a slice.
 
     Each reduces its slice in registers, and some reduce the results of all slices of a row. Return False
@@ -111,7 +111,7 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     across, steps = _slices(schedule, vectors, sharers, apart=apart)
     row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
     schedule.reorder(*outer, row, down, across, steps, vector)
-    partial = [_sliced(schedule, part, lanes, sharers, apart=apart) for part in work.reductions]
+    partial = [_slice(schedule, part, lanes, sharers, apart=apart) for part in work.reductions]
     group = fuse(schedule, [*outer, row])
     stored = _in_group(schedule, work, partial, group)
     schedule.bind(group, "blockIdx.x")
@@ -190,7 +190,7 @@ def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool
     return across, steps
 
 
-def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
+def _slice(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
     """Split a reduction into one that reduces each slice, and one that reduces in vectors first, if any."""
     axes = len(part.spatial)
     vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
@@ -207,7 +207,7 @@ _LANES = 4  # Lanes of a vector at most: by Mesa 25 those of 8 spill, and no mea
 
 
 def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
-    """Return the sketch `shared_rows` with groups of as few warps as give each work-item a slice it can hold.
+    """Return the sketch `share_rows` with groups of as few warps as give each work-item a slice it can hold.
 
     Return None where it is of another kind, or no group does. Groups of one warp need not wait.
     """
@@ -274,11 +274,11 @@ def _column_loops(schedule: Schedule, part: BlockInfo, under: LoopRV, limits: Sk
 def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | None:
     found = parts(schedule, keep)
     reductions = [p for p in found if p.is_reduction]
-    if not reductions or any(_mixed(p) for p in reductions):
+    if not reductions or any(_is_mixed(p) for p in reductions):
         return None
     if not limits.contractions and is_contraction(schedule, found):
         return None
-    kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
+    kept = {axes_kept(schedule, p.block, found[-1].block) for p in reductions}
     kept.discard(None)  # Read only by other blocks
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
@@ -288,7 +288,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
     return None if axes is None else _Work(parts=found, reductions=reductions, final=found[-1], kept=axes)
 
 
-def _mixed(what: BlockInfo) -> bool:
+def _is_mixed(what: BlockInfo) -> bool:
     """Return whether a reduction has a spatial axis after one that is reduced."""
     return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
 
