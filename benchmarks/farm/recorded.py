@@ -97,7 +97,7 @@ class Recorder:
         self._judged[number] = candidate["id"]
         return number
 
-    def came(self, seconds: float) -> BoardAnswer | None:
+    def next_answer(self, seconds: float) -> BoardAnswer | None:
         """Return the board's answer, and record seconds of loading or the ruling."""
         came = self._boards.next_answer(seconds)
         if came is None or came.data is None:

@@ -754,7 +754,9 @@ class _Rechoosing:
         self.entry = SimpleNamespace(
             name="m", manifest=SimpleNamespace(decision=SimpleNamespace(times=times))
         )
-        self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
+        self.pool = SimpleNamespace(
+            comparable=lambda _: True, compare_engines=self._compared, handle=lambda _: None
+        )
         self.rechoice = EngineReselection(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
             registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),

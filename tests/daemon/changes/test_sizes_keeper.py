@@ -63,7 +63,7 @@ class Place:
             changes=cast(Any, self.changes),
             registry=cast(Any, registry),
             pool=cast(Any, SimpleNamespace(device_of=lambda _: server)),
-            publisher=cast(Any, SimpleNamespace(resized=self.resized)),
+            publisher=cast(Any, SimpleNamespace(publish_resized=self.resized)),
             usage_log=self.ledger,
             leasing=leasing,
             policy="fastest",

@@ -51,7 +51,7 @@ class Answering:
     def overfull(self) -> None:
         raise AssertionError
 
-    def closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         pass
 
 

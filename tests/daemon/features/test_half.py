@@ -72,7 +72,7 @@ class World:
             settings=SimpleNamespace(warm_up_shapes={}),
         )
         self.entry = SimpleNamespace(name="m", on_cpu=True, manifest=self.manifest)
-        pool = SimpleNamespace(needed_cpu=lambda _: SimpleNamespace(loader=self))
+        pool = SimpleNamespace(require_cpu=lambda _: SimpleNamespace(loader=self))
         self.forms = HalfForms(
             changes=cast(
                 Any, SimpleNamespace(pool=pool, checks=self, begin=lambda _: contextlib.nullcontext())
@@ -87,7 +87,7 @@ class World:
         self.kept.append(form)
         return "form"
 
-    async def halved(self, manifest: Any, threads: int, form: Path) -> bool:
+    async def write_half(self, manifest: Any, threads: int, form: Path) -> bool:
         self.halved_on.append(threads)
         return self.right
 

@@ -46,7 +46,7 @@ class Service:
 
         return answer()
 
-    def closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         pass
 
 

@@ -61,7 +61,7 @@ class PlantedBoards:
     def settle(self, address: str) -> int:
         return self._call(address, "settle", b"")
 
-    def came(self, seconds: float) -> BoardAnswer | None:
+    def next_answer(self, seconds: float) -> BoardAnswer | None:
         while self._queue:
             number, address, what, data = self._queue.popleft()
             board = self.boards.get(address)
