@@ -98,13 +98,13 @@ class Parts(RpcServer):
         done: int,
         ns: int,
         sizes: Sequence[tuple[int, ...]],
-        found: Mapping[str, Array],
+        computed: Mapping[str, Array],
     ) -> PartitionsResult:
         outputs = tuple(
             PartitionTensor(name=name, dtype=array.dtype.name, shape=array.shape)
-            for name, array in found.items()
+            for name, array in computed.items()
         )
-        raw = tuple(array.reshape(-1).view(np.uint8) for array in found.values())
+        raw = tuple(array.reshape(-1).view(np.uint8) for array in computed.values())
         places, end = lay_out([each.size for each in raw], call.room)
         ran = PartitionsResult(done=done, ns=ns, sizes=tuple(sizes), outputs=outputs)
         if not call.places or end > self._memory.size:

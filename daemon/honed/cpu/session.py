@@ -335,9 +335,9 @@ def _in_place(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(found)
 
 
-def _create_session(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+def _create_session(source: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
-        return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if out_of_memory(error):
             raise MemoryError(f"ONNX Runtime says {message_of(error)}") from error
@@ -395,8 +395,8 @@ def _symbol(size: object) -> str:
     return size if isinstance(size, str) and size != UNNAMED else ""
 
 
-def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
-    sizes = asked if asked is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
+def _zeros(tensor: TensorSpec, shape: tuple[int, ...] | None = None) -> Array:
+    sizes = shape if shape is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
     if tensor.dtype == STRING.name:
         return np.full(sizes, "", object)
     return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)

@@ -362,8 +362,8 @@ def _texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
 
 
-def _nearest(given: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+def _nearest(name: str, names: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -80,11 +80,11 @@ class FeatureRequest:
         """Return the seconds that the request may still take."""
         return plan.timeout if self.deadline is None else self.deadline - time.monotonic()
 
-    def compute_once(self, what: Hashable, depends: object, found: Callable[[], T]) -> T:
-        """Return the cached value `what`, or compute it by `found` if `depends` has changed."""
+    def compute_once(self, what: Hashable, depends: object, compute: Callable[[], T]) -> T:
+        """Return the cached value `what`, or compute it by `compute` if `depends` has changed."""
         held = self.cache.get(what)
         if held is None or held[0] != depends:
-            held = self.cache[what] = depends, found()
+            held = self.cache[what] = depends, compute()
         result: T = held[1]
         return result
 

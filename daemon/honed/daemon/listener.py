@@ -122,13 +122,13 @@ class SocketServer:
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
 
-    def start(self, connection: Connection, asked: RequestReceived) -> Work:
+    def start(self, connection: Connection, request: RequestReceived) -> Work:
         """Return the work for a request; raise HonedError if the request is invalid or not permitted."""
         assert self.api is not None
         call = MethodCall(
-            connection=connection, msgid=asked.msgid, params=asked.params, descriptors=asked.descriptors
+            connection=connection, msgid=request.msgid, params=request.params, descriptors=request.descriptors
         )
-        return self.api.answer(call, asked.method)
+        return self.api.answer(call, request.method)
 
     def overfull(self) -> None:
         """Close the largest connection of the user that holds most, as all together hold too much."""

@@ -208,10 +208,10 @@ def choose_device(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[D
     return profile, sum(depth for _, depth in profiles)
 
 
-def _better(known: DeviceProfile | None, found: DeviceProfile) -> DeviceProfile:
-    if known is None or known.peaks is None or found.peaks is None:
-        return known if known is not None and known.peaks is not None else found
-    return replace(known, peaks=roofline.higher(known.peaks, found.peaks))
+def _better(present: DeviceProfile | None, candidate: DeviceProfile) -> DeviceProfile:
+    if present is None or present.peaks is None or candidate.peaks is None:
+        return present if present is not None and present.peaks is not None else candidate
+    return replace(present, peaks=roofline.higher(present.peaks, candidate.peaks))
 
 
 def _board_name(greeting: rows.Greeting) -> str:

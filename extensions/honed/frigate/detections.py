@@ -173,10 +173,10 @@ def _cells(width: int, height: int) -> tuple[Array, Array]:
     return np.concatenate(grids), np.concatenate(strides)
 
 
-def _corners(found: Array) -> Array:
+def _corners(boxes: Array) -> Array:
     """Return left, top, right, bottom of boxes given by middle and size."""
-    half = found[:, 2:4] / 2
-    return np.concatenate([found[:, :2] - half, found[:, :2] + half], axis=1)
+    half = boxes[:, 2:4] / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
 
 def _best_rows(boxes: Array, scores: Array, classes: Array, width: int, height: int) -> Array:

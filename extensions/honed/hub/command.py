@@ -336,8 +336,8 @@ def _list(
     output.emit(document, show)
 
 
-def _url(given: str) -> str:
-    return given if "://" in given else str(Path(given).absolute())
+def _url(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())
 
 
 def _push(arguments: argparse.Namespace, output: Output) -> None:
@@ -432,7 +432,7 @@ def _settings(client: Client) -> HubConfig:
     return HubConfig.of(client.ask(CONFIG_SHOW))
 
 
-def _require_url(given: str | None, configured: str) -> str:
-    if given or configured:
-        return given or configured
+def _require_url(url: str | None, configured: str) -> str:
+    if url or configured:
+        return url or configured
     raise InvalidArgument("there is no hub; give its URL, or set hub.url in the configuration")

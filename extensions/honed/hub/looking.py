@@ -146,7 +146,7 @@ class _Hub:
         self.shelf.put(name, KeptFile(text=data.decode(), signature="", tag=looked.tag, looked_s=self.now))
         return listed
 
-    def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[FoundIndex]:
+    def indexes(self, keys: Mapping[str, PublicKey], key_names: Collection[str]) -> list[FoundIndex]:
         """Return the indexes of the keys.
 
         Raises Unavailable if several cannot be read: others could not be read, either.
@@ -154,7 +154,7 @@ class _Hub:
         found = []
         for name, key in keys.items():
             try:
-                found.append(self._index(name, key, indexes.index_file(key) in asked))
+                found.append(self._index(name, key, indexes.index_file(key) in key_names))
             except Unavailable as error:
                 self.away += 1
                 if self.away >= min(_AWAY, len(keys)):

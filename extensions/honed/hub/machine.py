@@ -237,10 +237,10 @@ def export_measurements(client: Client, *, spread: bool = False) -> list[dict[st
         return [json.loads(line) for line in file]
 
 
-def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
+def take_in(client: Client, device: str, lines: Iterable[bytes]) -> Imported:
     """Have the service import hints for a device, by its spec; raise what it answers."""
     with tempfile.TemporaryFile(prefix="honed-hub-") as file:
-        file.writelines(given)
+        file.writelines(lines)
         file.flush()
         file.seek(0)
         return strict.copy_fields(Imported, client.import_hints(file.fileno(), device=device))

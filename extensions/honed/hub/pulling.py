@@ -125,7 +125,7 @@ class _Pull:
 
 
 def _files_to_pull(
-    source: FoundIndex, here: Mapping[DeviceIdentity, str], known: Collection[str]
+    source: FoundIndex, here: Mapping[DeviceIdentity, str], pulled: Collection[str]
 ) -> list[tuple[IndexedFile, str]]:
     """Return the files for a device here that were not pulled before."""
     index = source.index
@@ -133,7 +133,7 @@ def _files_to_pull(
         entry: spec
         for device, spec in here.items()
         for entry in (indexes.matching(index, device.key, device.driver_version) if index else ())
-        if _file_key(source, entry) not in known
+        if _file_key(source, entry) not in pulled
     }
     return list(wanted.items())[:MAX_FILES]
 

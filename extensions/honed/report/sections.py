@@ -144,13 +144,13 @@ def _models_without_tasks(models: Sequence[str]) -> Element | None:
     )
 
 
-def _of(found: Sequence[TaskShare], model: str) -> float:
-    return sum(share.share for share in found if share.model == model)
+def _of(task_shares: Sequence[TaskShare], model: str) -> float:
+    return sum(share.share for share in task_shares if share.model == model)
 
 
-def _bar(found: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int], ids: Ids) -> Element:
+def _bar(task_shares: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int], ids: Ids) -> Element:
     title, text = ids.new("bar"), ids.new("bar")
-    shares = [(name, _of(found, name)) for name in names]
+    shares = [(name, _of(task_shares, name)) for name in names]
     described = ", ".join(f"{name} {share:.1%}" for name, share in shares)
     bars, x = list[Element](), 0.0
     for name, share in shares:
@@ -315,18 +315,18 @@ def _versions(report: Report) -> Element:
     return table("Versions that are not served again", ("model", ">version", "made", "~why"), rows)
 
 
-def _candidates(found: Sequence[Quarantined] | None) -> list[Element]:
-    if found is None:
+def _candidates(quarantined: Sequence[Quarantined] | None) -> list[Element]:
+    if quarantined is None:
         return [_nothing("Not told; the notes say why.")]
-    if not found:
+    if not quarantined:
         return [_nothing("None: no candidate faulted, hung, or took the machine down.")]
-    made = [_candidate_table(found[:_SHOWN])]
-    if len(found) > _SHOWN:
-        made.append(more(f"{len(found) - _SHOWN} more", _candidate_table(found[_SHOWN:])))
+    made = [_candidate_table(quarantined[:_SHOWN])]
+    if len(quarantined) > _SHOWN:
+        made.append(more(f"{len(quarantined) - _SHOWN} more", _candidate_table(quarantined[_SHOWN:])))
     return made
 
 
-def _candidate_table(found: Sequence[Quarantined]) -> Element:
+def _candidate_table(quarantined: Sequence[Quarantined]) -> Element:
     return table(
         "Candidates that are never run again on this device",
         ("task", "when", "outcome", "~what happened"),
@@ -337,7 +337,7 @@ def _candidate_table(found: Sequence[Quarantined]) -> Element:
                 badge(each.outcome or "no verdict", "warn"),
                 element("span", each.reason, _story(each)),
             )
-            for each in found
+            for each in quarantined
         ],
     )
 

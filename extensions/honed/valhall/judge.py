@@ -133,10 +133,10 @@ class MachineCodeJudge:
         return [self._launch(source, launch, found) for launch in launches]
 
     @staticmethod
-    def _launch(source: str, launch: KernelLaunch, found: dict[str, KernelDump]) -> JudgedLaunch:
-        kernel = found.get(launch.entry) or found.get(f"__wrapped_{launch.entry}")
+    def _launch(source: str, launch: KernelLaunch, dumps: dict[str, KernelDump]) -> JudgedLaunch:
+        kernel = dumps.get(launch.entry) or dumps.get(f"__wrapped_{launch.entry}")
         if kernel is None:
-            raise OfflineCompileFailed(f"the compiler made {', '.join(found)}, and no {launch.entry}")
+            raise OfflineCompileFailed(f"the compiler made {', '.join(dumps)}, and no {launch.entry}")
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
         counts = count(kernel, geometry)
         least = by_arm(counts.whole, vectors=bool(_VECTORS.search(source)))

@@ -248,9 +248,9 @@ def _compute(operation: str, operands: list[list[_Lanes]], bits: int, components
     return found
 
 
-def _component(operation: str, given: list[_Lanes], bits: int) -> _Lanes | None:
+def _component(operation: str, lanes: list[_Lanes], bits: int) -> _Lanes | None:
     """Return one component of the result, with any bits above its own."""
-    a, b = given[0], given[-1]
+    a, b = lanes[0], lanes[-1]
     if operation in _ARITHMETIC:
         return _ARITHMETIC[operation](a, b)
     if (match := _COMPARISON.match(operation)) is not None:
@@ -269,7 +269,7 @@ def _component(operation: str, given: list[_Lanes], bits: int) -> _Lanes | None:
     if operation.startswith("b2i"):
         return np.where(a != 0, np.uint64(1), np.uint64(0))
     if operation.startswith(("bcsel", "b16csel", "b32csel")):
-        return np.where(a != 0, given[1], b)
+        return np.where(a != 0, lanes[1], b)
     if operation in ("pack_64_2x32_split", "pack_32_2x16_split"):
         return a | b << np.uint64(bits // 2)
     return a if operation.startswith("u2u") else None

@@ -77,16 +77,16 @@ def half_arithmetic(root: Path) -> bool:
     return bool(features) and all("fphp" in each and "asimdhp" in each for each in features)
 
 
-def first_placement(found: Sequence[Processor], threads: int = 0) -> ThreadPlacement:
+def first_placement(processors: Sequence[Processor], threads: int = 0) -> ThreadPlacement:
     """Return where ONNX Runtime's threads run until a better placement is known.
 
     That is one thread for each big core. `threads` overrides their number unless 0; more threads than big
     cores run on all processors.
     """
-    largest = max((each.capacity for each in found), default=0)
-    big = [each for each in found if each.capacity >= BIG * largest]
+    largest = max((each.capacity for each in processors), default=0)
+    big = [each for each in processors if each.capacity >= BIG * largest]
     cores = len({each.core for each in big})
-    if len(big) == len(found) or threads > cores:
+    if len(big) == len(processors) or threads > cores:
         return ThreadPlacement(threads=threads or cores)
     return ThreadPlacement(threads=threads or cores, processors=tuple(each.number for each in big))
 

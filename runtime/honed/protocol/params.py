@@ -30,9 +30,9 @@ def engine_word(engine: str) -> str:
     return _WORDS.get(engine, engine)
 
 
-def _take_name(given: LoadOptions | UploadOptions | PinParams) -> None:
-    if given.engine is not None:
-        object.__setattr__(given, "engine", engine_word(given.engine))
+def _take_name(options: LoadOptions | UploadOptions | PinParams) -> None:
+    if options.engine is not None:
+        object.__setattr__(options, "engine", engine_word(options.engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,8 +116,8 @@ def _holds_large(items: list[Any]) -> bool:
     )
 
 
-def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
-    """Return a list with markers in place of its large memoryviews; add these to `apart` by marker.
+def _set_apart(value: Any, large: dict[bytes, memoryview]) -> Any:
+    """Return a list with markers in place of its large memoryviews; add these to `large` by marker.
 
     Returns any other value unchanged.
     """
@@ -127,7 +127,7 @@ def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
     for item in value:
         if type(item) is memoryview and len(item) >= LARGE:
             marker = secrets.token_bytes(16)
-            apart[marker] = item
+            large[marker] = item
             marked.append(marker)
         else:
             marked.append(item)

@@ -239,19 +239,19 @@ def test_functions_of_one_form_are_scheduled_once(monkeypatch: pytest.MonkeyPatc
     steps = [_step(0, 0.5), _step(3, 0.5), _step(5, 0.25)]
     plain = [untuned_kernels(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps)
-    first = partial(untuned_kernels, known={})
+    first = partial(untuned_kernels, traces_by_form={})
     shared = [first(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps) + 1
     assert shared == plain
     assert len({lowered.source for _, lowered, _ in shared}) == len(steps)
     first(dense(96, 128, 64), "main", target_for(one), one)
-    partial(untuned_kernels, known={})(steps[0], "main", target_for(one), one)
+    partial(untuned_kernels, traces_by_form={})(steps[0], "main", target_for(one), one)
     assert len(drawings) == len(steps) + 3, "other functions, and other models, share nothing"
 
 
 def test_where_no_pick_can_be_lowered_a_rule_does_for_all_of_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     one = imagined("cpu")
-    first = partial(untuned_kernels, known={})
+    first = partial(untuned_kernels, traces_by_form={})
     monkeypatch.setattr("honed.tuner.compiler.schedules._TRIED", 0)
     assert first(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
     monkeypatch.setattr("honed.tuner.compiler.schedules._SOURCES", None)  # nothing is picked again

@@ -392,7 +392,7 @@ def test_probes_of_an_opened_model_know_the_values_at_its_steps() -> None:
     """They are what another evaluation gives, and the probes are what they are for the model alone."""
     apart = discontinuities.quantising(QUANTISED)
     assert apart is not None
-    plain, shown = (probes.choose(QUANTISED, 2, "fp32", apart=each) for each in (None, apart))
+    plain, shown = (probes.choose(QUANTISED, 2, "fp32", piecewise=each) for each in (None, apart))
     assert isinstance(plain, probes.ReferenceProbes)
     assert isinstance(shown, probes.ReferenceProbes)
     assert plain.opened is None

@@ -76,13 +76,13 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
 
 
 def manifest_of(
-    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
+    name: str, build: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
     """Return the manifest of a model just built; `restored` is the one whose compiled file was damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
-        device, placed = made.server.name, made.measured or "asked for"
+        device, placed = build.server.name, build.measured or "asked for"
     elif before is not None:
         device, placed = before.device, before.placement_reason
     else:
@@ -93,14 +93,14 @@ def manifest_of(
         *_ENGINE_FIELDS,
         name=name,
         added=now if restored is None else restored.added,
-        compiled=made.file,
-        history=_history(made.file, made.model.schedules, why, now, replaced),
+        compiled=build.file,
+        history=_history(build.file, build.model.schedules, why, now, replaced),
         sources=tuple(source for source, _ in staged.sources),
         device=device,
         placement_reason=placed,
         settings=before.settings if before is not None else ModelSettings(),
     )
-    if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
+    if not staged.sources and replaced is not None and same_but_schedules(build.model, replaced):
         kept = replaced.manifest
         same = dataclasses.replace(
             manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
@@ -424,30 +424,30 @@ class ModelInstaller:
         change: Change,
         staged: Staged,
         servers: Sequence[EngineServer],
-        given: Manifest,
+        present: Manifest,
     ) -> ModelAdded:
         """Compile a model that the CPU engine serves; if that fails, record why and leave it there."""
-        if given.decision.reason and not given.decision.awaits_compiler:
-            return job.result(given)
+        if present.decision.reason and not present.decision.awaits_compiler:
+            return job.result(present)
         # The CPU engine answers apps meanwhile; compiling must not take the cores from it.
         staged = dataclasses.replace(staged, foreground=False)
         try:
-            made = await self._make(change, staged, servers, given=given)
+            made = await self._make(change, staged, servers, present=present)
         except HonedError as error:
             why = f"it is not compiled: {failure(error)}"
-            _log.warning("model %s stays with the CPU engine: %s", given.name, why)
+            _log.warning("model %s stays with the CPU engine: %s", present.name, why)
             waits = not places.compiler() or isinstance(error, Unavailable)
-            given = given.with_decision(reason=why, awaits_compiler=waits)
-            served = self._registry.find(given.name)
-            if served is not None and served.key == given.source_key:
+            present = present.with_decision(reason=why, awaits_compiler=waits)
+            served = self._registry.find(present.name)
+            if served is not None and served.key == present.source_key:
                 await change.alter(
                     served, EngineReasonChanged(model=served.number, why=why, awaits_compiler=waits)
                 )
             if isinstance(error, Unavailable) and self._awaiting is None:
                 self._awaiting = asyncio.ensure_future(self._await_device(servers))
-            return job.result(given)
-        served = self._registry.find(given.name)
-        described = served.manifest if served is not None else given
+            return job.result(present)
+        served = self._registry.find(present.name)
+        described = served.manifest if served is not None else present
         return job.result_of(made.model, made.file.sha256, described)
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
@@ -557,15 +557,15 @@ class ModelInstaller:
         servers: Sequence[EngineServer],
         *,
         restored: Manifest | None = None,
-        given: Manifest | None = None,
+        present: Manifest | None = None,
     ) -> Built:
-        """Build and serve a model from staged files; `given` is the manifest that the CPU engine serves."""
+        """Build and serve a model from staged files; `present` is the manifest that the CPU engine serves."""
         from .building import build
 
         made = await build(change, staged, servers)
         manifest = manifest_of(change.name, made, staged, self._registry.find(change.name), restored)
-        if given is not None:
-            manifest = await self._with_choice(change, manifest, made, given)
+        if present is not None:
+            manifest = await self._with_choice(change, manifest, made, present)
             if self._registry.find(change.name) is None:
                 raise NotFound(f"model {change.name!r} was removed while it was compiled")
         files = [(made.file, made.path), *staged.sources]
@@ -576,35 +576,39 @@ class ModelInstaller:
         return made
 
     async def _with_choice(
-        self, change: Change, manifest: Manifest, made: Built, given: Manifest
+        self, change: Change, manifest: Manifest, build: Built, present: Manifest
     ) -> Manifest:
         """Return the manifest with the engine that is to serve, chosen by comparison."""
-        if given.for_app:  # The app compares both by itself
-            us = await made.server.loader.own_us(made.file.sha256)
+        if present.for_app:  # The app compares both by itself
+            us = await build.server.loader.own_us(build.file.sha256)
             decision = EngineDecision(
-                requested=given.decision.requested, chosen="gpu", pinned_engine=given.decision.pinned_engine
+                requested=present.decision.requested,
+                chosen="gpu",
+                pinned_engine=present.decision.pinned_engine,
             )
             history = with_time(manifest.history, us)
             return dataclasses.replace(
-                manifest, interface=given.interface, decision=decision, history=history
+                manifest, interface=present.interface, decision=decision, history=history
             )
-        cpu = self._pool.cpu_for(given.owner)
+        cpu = self._pool.cpu_for(present.owner)
         assert cpu is not None
         change.report("load", BUILT, "comparing engines")
         manifest = dataclasses.replace(
             manifest,
-            interface=given.interface,
-            optimisation=await self._checks.wait_for_result(given),  # The level affects the times
+            interface=present.interface,
+            optimisation=await self._checks.wait_for_result(present),  # The level affects the times
         )
-        key = given.source_key
-        if given.owner is not None:  # A user's CPU engine may have stopped
-            await change.load_stored(cpu, given, key)
+        key = present.source_key
+        if present.owner is not None:  # A user's CPU engine may have stopped
+            await change.load_stored(cpu, present, key)
         else:
             change.keep(cpu, key)
-        choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner)
+        choice = await compare(
+            build.server.loader, build.file.sha256, build.path, cpu.loader, key, present.owner
+        )
         return manifest.with_decision(
-            requested=given.decision.requested,
-            pinned_engine=given.decision.pinned_engine,
+            requested=present.decision.requested,
+            pinned_engine=present.decision.pinned_engine,
             chosen=choice.engine,
             reason=choice.why,
             times=choice.times,

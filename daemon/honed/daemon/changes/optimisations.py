@@ -118,13 +118,13 @@ class OptimisationChecks:
             await self._adopt(manifest, key, found)
             _tell(manifest.name, found)
 
-    async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
-        """Reload a file in the CPU engines as `found` says, and store that."""
+    async def _adopt(self, manifest: Manifest, key: str, check: OptimisationCheck) -> None:
+        """Reload a file in the CPU engines as `check` says, and store that."""
         lost: list[EngineServer] = []
-        if found.session_config != self._registry.session_config(key):
-            self._registry.rechecked[key] = found  # Later loads follow it, too
+        if check.session_config != self._registry.session_config(key):
+            self._registry.rechecked[key] = check  # Later loads follow it, too
             lost = [server for server in self._holders(key) if not await self._reload(server, key)]
-        self._pool.handle(OptimisationChecked(key, found))
+        self._pool.handle(OptimisationChecked(key, check))
         self._registry.rechecked.pop(key, None)
         for server in lost:  # The next process loads the file as found
             server.supervisor.kill(f"it could not load model {manifest.name} at another level")
@@ -200,21 +200,21 @@ class OptimisationChecks:
         return True
 
 
-def _tell(name: str, found: OptimisationCheck) -> None:
-    if not found.checked:
+def _tell(name: str, check: OptimisationCheck) -> None:
+    if not check.checked:
         _log.warning(
             "model %s: the CPU engine runs it without ONNX Runtime's optimisations, which are not checked, "
             "because %s",
             name,
-            found.why,
+            check.why,
         )
-    elif found.level == HIGHEST:
-        _log.info("model %s: ONNX Runtime's optimised answers are right (%.1f s)", name, found.seconds)
+    elif check.level == HIGHEST:
+        _log.info("model %s: ONNX Runtime's optimised answers are right (%.1f s)", name, check.seconds)
     else:
         _log.warning(
             "model %s: ONNX Runtime's optimisations change its answers, so the CPU engine runs it at level "
             "%s: %s",
             name,
-            found.level,
-            found.why,
+            check.level,
+            check.why,
         )

@@ -123,16 +123,16 @@ class Publisher:
             return await self._offer(change, entry, successor)
 
     async def publish_resized(
-        self, change: Change, entry: ServedModel, made: Built, why: str, *, keep_slower: bool
+        self, change: Change, entry: ServedModel, build: Built, why: str, *, keep_slower: bool
     ) -> ModelPublished:
         """Serve a version with other size specialisations, each already timed, if it is no slower.
 
         With `keep_slower`, because compiled files were requested, it may be slower. Raises as `publish` does.
         """
         _, before = self.registry.require_compiled(entry.name)
-        _check_interface(before, made.model)
+        _check_interface(before, build.model)
         must = _Must.BE_RIGHT if keep_slower else _Must.BE_NO_SLOWER
-        return await self._offer(change, entry, _Successor(made.file, made.path, made.model, why, must))
+        return await self._offer(change, entry, _Successor(build.file, build.path, build.model, why, must))
 
     async def _offer(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         try:

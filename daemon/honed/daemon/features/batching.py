@@ -123,9 +123,9 @@ class BatchQueue:
         return tuple(chosen)
 
 
-def lately(known: float, seconds: float) -> float:
-    """Return the exponential moving mean of times: `known` (0: none yet) updated by `seconds`."""
-    return _FORGET * known + (1 - _FORGET) * seconds if known else seconds
+def lately(mean: float, seconds: float) -> float:
+    """Return the exponential moving mean of times: `mean` (0: none yet) updated by `seconds`."""
+    return _FORGET * mean + (1 - _FORGET) * seconds if mean else seconds
 
 
 @dataclass(slots=True, kw_only=True)

@@ -266,14 +266,14 @@ class Decoders(Feature):
         took: list[tuple[PendingRequest[Any], StepResult, InferencePlan]] = []
 
         async def ask(
-            runner: ServedModel | None, plan: InferencePlan, asked: Callable[[str], RunStep]
+            runner: ServedModel | None, plan: InferencePlan, call_for: Callable[[str], RunStep]
         ) -> StepResult:
             assert runner is not None
             file = runner is entry
             ran, work = await self.pool.requests.ask_for(
                 call.connection.client,
                 runner,
-                asked,
+                call_for,
                 regions=plan.regions,
                 priority=plan.priority,
                 timeout=deadline - time.monotonic(),
@@ -529,9 +529,11 @@ class Decoders(Feature):
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
-def _join_results(result: Map, found: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
+def _join_results(result: Map, answers: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
     """Return the last chunk's result with the outputs of all chunks."""
-    count = sum(piece.count for piece, _ in found)
+    count = sum(piece.count for piece, _ in answers)
     outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]
-    raw = [b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found) for at in range(len(outputs))]
+    raw = [
+        b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in answers) for at in range(len(outputs))
+    ]
     return {**result, "outputs": outputs, "raw_output_contents": raw}

@@ -89,13 +89,13 @@ def pack_integers(kind: str, values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values)
 
 
-def difference(kind: str, found: Data, right: Data) -> float:
+def difference(kind: str, actual: Data, right: Data) -> float:
     """Return the largest difference of two tensors, relative to the largest value of `right`.
 
-    It is infinite if `found` has a NaN.
+    It is infinite if `actual` has a NaN.
     """
     form = f"<{len(right) // dtype(kind).itemsize}{_FORMATS[kind]}"
-    pairs = [*zip(struct.unpack(form, found), struct.unpack(form, right), strict=True)]
+    pairs = [*zip(struct.unpack(form, actual), struct.unpack(form, right), strict=True)]
     if any(math.isnan(one) for one, _ in pairs):
         return math.inf
     largest = max((abs(other) for _, other in pairs), default=0.0) or 1.0

@@ -141,9 +141,9 @@ class FormTrial:
 
     def _steps(self, level: int, step: StepSize, engine: Loader) -> Steps:
         async def ask(
-            model: ServedModel | None, _: InferencePlan, asked: Callable[[str], RunStep]
+            model: ServedModel | None, _: InferencePlan, call_for: Callable[[str], RunStep]
         ) -> StepResult:
-            return await engine.step(asked(self.key if model is None else model.manifest.source_key))
+            return await engine.step(call_for(self.key if model is None else model.manifest.source_key))
 
         (params, data), regions = self.decoder.synthetic_request(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))

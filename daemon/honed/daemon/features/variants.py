@@ -239,14 +239,14 @@ class VariantCompiler:
 
 
 def _manifest(
-    name: str, model: ServedModel, made: Built, shapes: Shapes, choice: EngineChoice, *, by_hand: bool
+    name: str, model: ServedModel, build: Built, shapes: Shapes, choice: EngineChoice, *, by_hand: bool
 ) -> Manifest:
     now, why = time.time(), "asked for by hand" if by_hand else "compiled because it was asked for often"
     return Manifest(
         name=name,
         added=now,
-        compiled=made.file,
-        history=begin(made.file, schedules=made.model.schedules, why=why, now=now),
+        compiled=build.file,
+        history=begin(build.file, schedules=build.model.schedules, why=why, now=now),
         sources=model.manifest.sources,
         shapes=dict(shapes),
         precision=model.manifest.precision,

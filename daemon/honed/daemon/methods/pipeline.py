@@ -118,7 +118,7 @@ class InferencePipeline:
         return Driven(self._infer(call.connection, prepared, {}, run))
 
     async def _infer(
-        self, connection: Connection, params: PrepareParams, known: Known, run: RunParams
+        self, connection: Connection, params: PrepareParams, cache: Known, run: RunParams
     ) -> Map:
         """Return the result of a request.
 
@@ -139,7 +139,7 @@ class InferencePipeline:
                 params=params,
                 data=run.raw_input_contents or (),
                 id=run.id or "",
-                cache=known,
+                cache=cache,
                 deadline=deadline,
             )
             while True:

@@ -118,11 +118,11 @@ def _read(reader: Reader) -> list[DatedFault]:
     return [each for each in found if each.fault.severity is not Severity.PROCESS_KILLED]
 
 
-def _due(found: list[DatedFault]) -> float | None:
+def _due(faults: list[DatedFault]) -> float | None:
     """Return when the faults found are reported, in seconds of CLOCK_MONOTONIC."""
-    if not found:
+    if not faults:
         return None
-    return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
+    return min(faults[-1].monotonic_s + RESET_QUIET_S, faults[0].monotonic_s + LONGEST_S)
 
 
 def _with_threads(processes: Iterable[int]) -> frozenset[int]:

@@ -103,8 +103,8 @@ class AskedShapes:
 class ShapeRequests:
     """The requested shapes of a model, by the name of their variant."""
 
-    def __init__(self, known: Mapping[str, AskedShapes] | None = None) -> None:
-        self.known = dict(known or {})
+    def __init__(self, saved: Mapping[str, AskedShapes] | None = None) -> None:
+        self.known = dict(saved or {})
 
     def ask(self, name: str, shapes: Shapes, count: float, now: float, half_life: float) -> None:
         """Count requests in these shapes."""
@@ -131,8 +131,8 @@ class ShapeRequests:
 class SizeCounts:
     """The decaying counts of sizes that a model's partitions observed."""
 
-    def __init__(self, known: Mapping[ObservedSizes, DecayedUsage] | None = None) -> None:
-        self.known = dict(known or {})
+    def __init__(self, saved: Mapping[ObservedSizes, DecayedUsage] | None = None) -> None:
+        self.known = dict(saved or {})
 
     def add(self, sizes: Iterable[ObservedSizes], now: float, half_life: float) -> None:
         """Count the sizes of a request; skip those with a 0, which cannot be compiled."""

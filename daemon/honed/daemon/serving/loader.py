@@ -246,8 +246,8 @@ class Loader:
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
-    async def try_session(self, key: str, path: str, asked: OrtSessionConfig) -> BuiltModel:
-        """Load a file in the worker under `key`; `asked` configures the CPU engine's session.
+    async def try_session(self, key: str, path: str, config: OrtSessionConfig) -> BuiltModel:
+        """Load a file in the worker under `key`; `config` configures the CPU engine's session.
 
         Waits until an unload of the same key has ended: the worker loads beside its other calls, and would
         otherwise reuse the file that it is about to drop.
@@ -255,7 +255,7 @@ class Loader:
         await self._supervisor.open()
         while (unloaded := self._unloading.get(key)) is not None:
             await unloaded.wait()
-        build = BuildModel(key=key, path=path, **asked._asdict())
+        build = BuildModel(key=key, path=path, **config._asdict())
         return await self._supervisor.call(build, seconds=self._limits.load_seconds)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:

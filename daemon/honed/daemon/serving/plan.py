@@ -201,7 +201,7 @@ def describe(tensor: Tensor | PartitionTensor | TensorSpec) -> TensorMetadata:
 def check(
     params: PrepareParams,
     compiled: Interface | None,
-    given: Interface | None,
+    source_interface: Interface | None,
     regions: RegionLookup,
     *,
     max_bytes: int,
@@ -209,14 +209,14 @@ def check(
 ) -> InferencePlan:
     """Check a request without its data, and return its plan; raise InvalidArgument or NotFound.
 
-    `compiled` is the interface of the compiled file, `given` that of the ONNX file if the CPU engine can run
-    it; at least one is not None. Raises AnswerTooLarge if the response would hold more than `max_bytes`. With
-    `keep` the worker may keep the inputs for comparisons.
+    `compiled` is the interface of the compiled file, `source_interface` that of the ONNX file if the CPU
+    engine can run it; at least one is not None. Raises AnswerTooLarge if the response would hold more than
+    `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
     if in_sequence(params.parameters):
         raise _without_state(params)
-    only_open = compiled is None or (given is not None and not _fits(params, compiled))
-    interface = given if only_open else compiled
+    only_open = compiled is None or (source_interface is not None and not _fits(params, compiled))
+    interface = source_interface if only_open else compiled
     assert interface is not None
     inputs, outputs = interface.inputs, interface.outputs
     options = params.parameters
@@ -318,14 +318,14 @@ def _inputs(
     return tuple(placed)
 
 
-def _check_names(known: dict[str, TensorSpec], names: list[str]) -> None:
+def _check_names(tensors: dict[str, TensorSpec], names: list[str]) -> None:
     """Raise InvalidArgument unless `names` are the model's inputs, each once."""
     for name in names:
-        _find_tensor(known, name, "input")
+        _find_tensor(tensors, name, "input")
     _check_once(names, "input")
-    missing = sorted(known.keys() - set(names))
+    missing = sorted(tensors.keys() - set(names))
     if missing:
-        raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(known)}")
+        raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(tensors)}")
 
 
 def _outputs(
@@ -339,10 +339,10 @@ def _outputs(
     return tuple((tensor, _place(parameters, tensor, regions)) for tensor, parameters in wanted)
 
 
-def _find_tensor(known: dict[str, TensorSpec], name: str, what: str) -> TensorSpec:
-    if name not in known:
-        raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(known)}")
-    return known[name]
+def _find_tensor(tensors: dict[str, TensorSpec], name: str, what: str) -> TensorSpec:
+    if name not in tensors:
+        raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(tensors)}")
+    return tensors[name]
 
 
 def _check_once(names: list[str], what: str) -> None:

@@ -55,14 +55,14 @@ class Placement:
             )
         return PlacementDecision(device=found, why=why)
 
-    def select(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    def select(self, model: str, device: str, specs: Mapping[str, str]) -> tuple[str, ...]:
         """Return the configured names of the devices that a user requests.
 
-        The user gives a device by its name or a part of `known`, or all: FASTEST means all. `known` are the
+        The user gives a device by its name or a part of `specs`, or all: FASTEST means all. `specs` are the
         full names, by configured name, of devices seen so far. Raises InvalidArgument if the configuration
         places the model elsewhere, NotFound if none or several fit.
         """
-        found = self.names if device == FASTEST else (self._matching(device, known),)
+        found = self.names if device == FASTEST else (self._matching(device, specs),)
         configured = self._by_model.get(model)
         if configured is not None and found != (self.find(configured),):
             raise InvalidArgument(
@@ -71,13 +71,13 @@ class Placement:
             )
         return found
 
-    def _matching(self, device: str, known: Mapping[str, str]) -> str:
+    def _matching(self, device: str, specs: Mapping[str, str]) -> str:
         found = self.find(device)
         if found is not None:
             return found
-        fitting = [name for name, full in known.items() if device.casefold() in full.casefold()]
+        fitting = [name for name, full in specs.items() if device.casefold() in full.casefold()]
         if len(fitting) != 1:
-            shown = "; ".join(known.get(name) or name for name in self.names) or "none"
+            shown = "; ".join(specs.get(name) or name for name in self.names) or "none"
             problem = "fits several devices" if fitting else "is none of the devices"
             raise NotFound(
                 f"{device[:80]!r} {problem} of this service; use one of: {shown}; or add it to "

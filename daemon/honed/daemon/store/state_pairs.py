@@ -137,18 +137,18 @@ def from_text(text: str) -> dict[str, str]:
     return named
 
 
-def _fit(output: TensorSpec, given: TensorSpec) -> bool:
-    if output.dtype != given.dtype:
+def _fit(output: TensorSpec, target: TensorSpec) -> bool:
+    if output.dtype != target.dtype:
         return False
-    if output.shape is None or given.shape is None:
+    if output.shape is None or target.shape is None:
         return True
-    return len(output.shape) == len(given.shape) and all(
-        -1 in sizes or sizes[0] == sizes[1] for sizes in zip(output.shape, given.shape, strict=True)
+    return len(output.shape) == len(target.shape) and all(
+        -1 in sizes or sizes[0] == sizes[1] for sizes in zip(output.shape, target.shape, strict=True)
     )
 
 
-def _has_similar_name(output: str, given: str) -> bool:
-    after, before = _words(output), _words(given)
+def _has_similar_name(output: str, input_name: str) -> bool:
+    after, before = _words(output), _words(input_name)
     if not any(map(_STATE.fullmatch, (*(_SHORT.get(word, word) for word in after), *before))):
         return False
     stem = [_SHORT.get(word, word) for word in after if word not in _AFTER]

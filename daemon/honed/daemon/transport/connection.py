@@ -148,7 +148,7 @@ Work = Coroutine[Any, Any, Any] | Callbacks
 class Handler(Protocol):
     """The server's interface for connections."""
 
-    def start(self, connection: Connection, asked: RequestReceived) -> Work:
+    def start(self, connection: Connection, request: RequestReceived) -> Work:
         """Return the work for a request; raise HonedError if the request is invalid or not permitted.
 
         The connection closes the request's descriptors when the work has ended.
@@ -391,16 +391,16 @@ class Connection:
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
-    async def _await(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
+    async def _await(self, request: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
         """Do the work of a request and answer with its result or its error."""
         try:
             result = await work
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - any error is the answer
-            self._answer(asked, None, error)
+            self._answer(request, None, error)
         else:
-            self._answer(asked, result, None)
+            self._answer(request, result, None)
 
-    def _answer(self, asked: RequestReceived, result: Any, error: BaseException | None) -> None:
+    def _answer(self, request: RequestReceived, result: Any, error: BaseException | None) -> None:
         """Answer a request with a result, or the error that ended its work."""
         failure: HonedError | None = None
         attached: Sequence[int] = ()
@@ -408,21 +408,21 @@ class Connection:
             failure = self._refusal
         elif error is not None:
             # The traceback would keep frames alive that refer to the message and to the error itself.
-            failure = as_error(asked.method, error).with_traceback(None)
-        close_all(asked.descriptors)
-        del self._tasks[asked.msgid]
+            failure = as_error(request.method, error).with_traceback(None)
+        close_all(request.descriptors)
+        del self._tasks[request.msgid]
         if isinstance(result, WithDescriptors):
             result, attached = result.result, result.descriptors
         if self.closed or self._ending:
             close_all(attached)
-            self._wire.forget(asked.msgid)
+            self._wire.forget(request.msgid)
             self._account()
             return
         if failure is not None:
-            self._wire.refuse(asked.msgid, failure)
+            self._wire.refuse(request.msgid, failure)
         else:
             plain = result if type(result) is dict else strict.to_plain(result)
-            self._wire.answer(asked.msgid, plain, attached)
+            self._wire.answer(request.msgid, plain, attached)
         self._write()
         if self._wire.buffered or not self._socket.reading:
             self._ask()

@@ -78,15 +78,15 @@ _ALLOWED_HALF = 2e-2
 _SEED = 20
 
 
-def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+def run(model: Run, sets: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
     """Run a model on all inputs at once and return the outputs for each of them.
 
     Raises InvalidArgument if the inputs cannot run as one.
     """
-    rows = [next(iter(inputs.values())).shape[0] for inputs in given]
-    if len(given) == 1:
-        return [model(given[0])]
-    together = {name: np.concatenate([inputs[name] for inputs in given]) for name in given[0]}
+    rows = [next(iter(inputs.values())).shape[0] for inputs in sets]
+    if len(sets) == 1:
+        return [model(sets[0])]
+    together = {name: np.concatenate([inputs[name] for inputs in sets]) for name in sets[0]}
     computed = model(together)
     for name, value in computed.items():
         if not value.ndim or value.shape[0] != sum(rows):
@@ -142,11 +142,11 @@ def _random_values(shape: tuple[int, ...], kind: str, rng: np.random.Generator) 
     return rng.standard_normal(shape).astype(np.float32).astype(made.dtype)
 
 
-def _close(expected: Array, found: Array) -> bool:
+def _close(expected: Array, actual: Array) -> bool:
     if expected.dtype.kind in "iubO":
-        return bool(np.array_equal(expected, found))
+        return bool(np.array_equal(expected, actual))
     allowed = _ALLOWED if expected.dtype.itemsize > 2 else _ALLOWED_HALF
-    left, right = expected.astype(np.float64), found.astype(np.float64)
+    left, right = expected.astype(np.float64), actual.astype(np.float64)
     largest = float(np.max(np.abs(left), initial=0.0, where=np.isfinite(left)))
     return bool(np.allclose(left, right, rtol=0.0, atol=allowed * (largest or 1.0), equal_nan=True))
 
@@ -441,7 +441,7 @@ class Host(RpcServer, ABC):
         )
 
     def _deliver(
-        self, computed: dict[str, Array], asked: RunTemplate
+        self, computed: dict[str, Array], template: RunTemplate
     ) -> tuple[list[memoryview], tuple[int, ...]]:
         """Write outputs to their places, or to the request's shared memory, and return the others.
 
@@ -450,9 +450,9 @@ class Host(RpcServer, ABC):
         """
         inline: list[memoryview] = []
         offsets: list[int] = []
-        room = self._place(asked.room) if asked.room is not None else _NO_ROOM
+        room = self._place(template.room) if template.room is not None else _NO_ROOM
         used = unplaced = 0
-        for output in asked.outputs:
+        for output in template.outputs:
             offset = -1
             if is_text(computed[output.name]):
                 inline.append(memoryview(encode_text(computed[output.name])))
@@ -469,9 +469,9 @@ class Host(RpcServer, ABC):
                 unplaced += -(-data.size // ROOM_ALIGN) * ROOM_ALIGN
             offsets.append(offset)
         whole = sum(map(len, inline))
-        if whole > asked.max_bytes:
+        if whole > template.max_bytes:
             # Text cannot be in shared memory
-            raise answer_too_large(whole, asked.max_bytes, used + unplaced if unplaced else 0)
+            raise answer_too_large(whole, template.max_bytes, used + unplaced if unplaced else 0)
         return inline, tuple(offsets)
 
     def _write_place(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
@@ -483,18 +483,18 @@ class Host(RpcServer, ABC):
             )
         target[:] = data
 
-    def _tensor(self, given: InputSpec, contents: Iterator[Data]) -> Array:
-        data = next(contents) if given.place is None else self._place(given.place)
-        if given.dtype == STRING.name:
-            return decode_text(bytes(data), given.shape)
-        array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
-        if given.dtype == "bool":
+    def _tensor(self, spec: InputSpec, contents: Iterator[Data]) -> Array:
+        data = next(contents) if spec.place is None else self._place(spec.place)
+        if spec.dtype == STRING.name:
+            return decode_text(bytes(data), spec.shape)
+        array = np.frombuffer(data, dtype(spec.dtype).numpy).reshape(spec.shape)
+        if spec.dtype == "bool":
             values = array.view(np.uint8)
-            if given.place is not None:
+            if spec.place is not None:
                 return np.not_equal(values, 0)  # The client can write any byte at any time
             if np.any(values > 1):
                 raise InvalidArgument(
-                    f"the data of input {given.name!r} must hold the bytes 0 and 1 only; it is BOOL"
+                    f"the data of input {spec.name!r} must hold the bytes 0 and 1 only; it is BOOL"
                 )
         return array
 

@@ -122,11 +122,11 @@ class VersionComparison:
         old, new = (other, answers) if which else (answers, other)
         return taken, self._difference(old, new)
 
-    def _difference(self, expected: Inputs, found: Inputs) -> str:
+    def _difference(self, expected: Inputs, actual: Inputs) -> str:
         model = self.pair[0].model
         selections = model.proof.selections if model.proof is not None else ()
         known = {tensor.name: expected[tensor.name] for tensor in model.outputs}
-        off = (one for one in differences(known, found, self._tolerance, selections) if not one.right)
+        off = (one for one in differences(known, actual, self._tolerance, selections) if not one.right)
         return str(next(off, ""))
 
 

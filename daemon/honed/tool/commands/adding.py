@@ -147,9 +147,9 @@ def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: O
     return int(failed > 0)
 
 
-def _files(given: Sequence[Path]) -> Iterator[Path]:
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield files, and the models in folders by name; raise UsageError for a folder without any."""
-    for path in given:
+    for path in paths:
         if not path.is_dir():
             yield path
             continue

@@ -171,36 +171,36 @@ def _fit_job(file: Path, arguments: argparse.Namespace) -> Fit:
     )
 
 
-def _serves(found: Fitted) -> bool:
-    return not found.reasons or found.cpu_engine
+def _serves(fit: Fitted) -> bool:
+    return not fit.reasons or fit.cpu_engine
 
 
-def _print(console: Console, file: Path, found: Fitted) -> None:
+def _print(console: Console, file: Path, fit: Fitted) -> None:
     console.print(fields([
         ("file", str(file)),
-        ("served", _verdict(found)),
-        ("inputs", "; ".join(found.inputs)),
-        ("outputs", "; ".join(found.outputs)),
-        ("size", bytes_text(found.nbytes)),
+        ("served", _verdict(fit)),
+        ("inputs", "; ".join(fit.inputs)),
+        ("outputs", "; ".join(fit.outputs)),
+        ("size", bytes_text(fit.nbytes)),
     ]))  # fmt: skip
     console.print()
-    console.print(table(("part", ">nodes", ">operations", "why"), map(_row, found.parts)))
-    for reason in found.reasons:
+    console.print(table(("part", ">nodes", ">operations", "why"), map(_row, fit.parts)))
+    for reason in fit.reasons:
         line(console, f"not compiled: {reason}")
-    for note in found.notes:
+    for note in fit.notes:
         line(console, f"note: {note}")
 
 
-def _verdict(found: Fitted) -> str:
-    if not _serves(found):
+def _verdict(fit: Fitted) -> str:
+    if not _serves(fit):
         return "no: nothing of it is compiled, and the CPU engine is not installed (honed-cpu)"
-    if found.reasons:
+    if fit.reasons:
         return "by the CPU engine alone"
-    if len(found.parts) > 1:
-        compiled = sum(part.flops for part in found.parts if part.engine == "gpu")
-        share = compiled / max(1, sum(part.flops for part in found.parts))
-        return f"in {len(found.parts)} parts, {share:.1%} of the operations compiled"
-    at_once = ", by the CPU engine until it is" if found.cpu_engine else ""
+    if len(fit.parts) > 1:
+        compiled = sum(part.flops for part in fit.parts if part.engine == "gpu")
+        share = compiled / max(1, sum(part.flops for part in fit.parts))
+        return f"in {len(fit.parts)} parts, {share:.1%} of the operations compiled"
+    at_once = ", by the CPU engine until it is" if fit.cpu_engine else ""
     return f"compiled whole{at_once}"
 
 

@@ -101,9 +101,9 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
     return array
 
 
-def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
-    """Return whether a tensor of this shape, in which -1 is any size, accepts an array of shape `given`."""
-    return len(shape) == len(given) and all(size in (-1, n) for size, n in zip(shape, given, strict=True))
+def _takes(shape: Sequence[int], actual: Sequence[int]) -> bool:
+    """Return whether a tensor of this shape, in which -1 is any size, accepts an array of shape `actual`."""
+    return len(shape) == len(actual) and all(size in (-1, n) for size, n in zip(shape, actual, strict=True))
 
 
 def generate_values(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
@@ -345,10 +345,10 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
     prompts = [generator.integers(1, _MADE_UP, (1, arguments.prompt)).astype(kind) for _ in range(count)]
     answered = _answers(client, model)
 
-    def step(sequence: RequestSequence, given: Array, more: Mapping[str, Any]) -> tuple[float, Array]:
+    def step(sequence: RequestSequence, token_ids: Array, more: Mapping[str, Any]) -> tuple[float, Array]:
         """Return the seconds of a request, and the likeliest token after it."""
         start = time.perf_counter()
-        logits = next(iter(sequence.infer({tokens.name: given, **more}, last_token=True).values()))
+        logits = next(iter(sequence.infer({tokens.name: token_ids, **more}, last_token=True).values()))
         seconds = time.perf_counter() - start
         # Singles, since NumPy takes thrice as long over halves
         return seconds, logits[:, -1:].astype(np.float32).argmax(-1).astype(kind)
@@ -358,13 +358,13 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         sequences = [opened.enter_context(each.sequence(model)) for each in clients]
         pool = opened.enter_context(ThreadPoolExecutor(count))
 
-        def generate(sequence: RequestSequence, given: Array) -> list[float]:
+        def generate(sequence: RequestSequence, token_ids: Array) -> list[float]:
             """Return the seconds of each token after the first."""
             times: list[float] = []
             for done in range(1, arguments.tokens):
                 if sequence is sequences[0]:
                     reporter.update("run", done / arguments.tokens, f"{arguments.tokens} tokens")
-                seconds, given = step(sequence, given, {})
+                seconds, token_ids = step(sequence, token_ids, {})
                 times.append(seconds)
             return times
 

@@ -372,19 +372,19 @@ def _state_rows(model: ModelShown) -> list[tuple[str, str]]:
     return [("in sequences", f"state is kept: {pairs}"), *forms] if pairs else []
 
 
-def _optimisation_rows(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
+def _optimisation_rows(check: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
     """Return rows on ONNX Runtime's optimisations in the CPU engine: the level checked, and a run's time."""
-    if found is None:
+    if check is None:
         said = "runs it without optimisations until they are checked"
         return [("ONNX Runtime", said)] if on_cpu else []
-    if not found.checked:
-        verdict = f"runs it without optimisations, which are not checked, because {clean(found.why)}"
-    elif found.level == HIGHEST:
-        verdict = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
+    if not check.checked:
+        verdict = f"runs it without optimisations, which are not checked, because {clean(check.why)}"
+    elif check.level == HIGHEST:
+        verdict = f"its optimised answers are right: error {check.error or 0.0:.2g} of the largest value"
     else:
-        verdict = f"optimises no further than level {found.level}: {clean(found.why)}"
-    rows = [("ONNX Runtime", f"{verdict} (checked in {found.seconds:.1f} s)" if found.checked else verdict)]
-    return [*rows, ("", f"a run takes {found.session}")] if found.session is not None else rows
+        verdict = f"optimises no further than level {check.level}: {clean(check.why)}"
+    rows = [("ONNX Runtime", f"{verdict} (checked in {check.seconds:.1f} s)" if check.checked else verdict)]
+    return [*rows, ("", f"a run takes {check.session}")] if check.session is not None else rows
 
 
 def _preparation_rows(model: ModelShown) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ def _find_tasks(child: RunningJob[Done], title: str) -> TasksFound:
     return found[-1]
 
 
-def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> None:
+def _print(console: Console, tasks: TasksFound, served: Mapping[str, str]) -> None:
     """Print the tasks; `served` maps each task to its schedule in the version served."""
     columns: list[_Column] = [
         (">runs", lambda row: str(row.weight)),
@@ -85,12 +85,12 @@ def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> No
     if console.width < _WIDE:
         columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
     console.print(
-        _tasks_table(found.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
+        _tasks_table(tasks.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
     )
     console.print()
-    print_reasons(console, found.tasks)
-    print_forms(console, found.forms)
-    line(console, f"{count_text(found.tasks)}; {latency_text(found.model)}.")
+    print_reasons(console, tasks.tasks)
+    print_forms(console, tasks.forms)
+    line(console, f"{count_text(tasks.tasks)}; {latency_text(tasks.model)}.")
 
 
 def origin(schedule: str | None) -> str:

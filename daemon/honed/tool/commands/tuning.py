@@ -310,14 +310,14 @@ def _is_elsewhere(arguments: argparse.Namespace) -> bool:
     return arguments.bench is not None or (arguments.farm is not None and is_file)
 
 
-def _farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path) -> Tune:
+def _farm_job(arguments: argparse.Namespace, export: ExportedFiles, folder: Path) -> Tune:
     """Return the job that tunes a model of the service with a farm; its files are written to `folder`."""
     return replace(
-        _job(arguments, given.save_sources(folder / "source")),
+        _job(arguments, export.save_sources(folder / "source")),
         name=arguments.model,
-        shapes=given.shapes,
-        precision=given.precision,
-        current=given.save_compiled(folder / "given.honed"),
+        shapes=export.shapes,
+        precision=export.precision,
+        current=export.save_compiled(folder / "given.honed"),
         output=folder / "tuned.honed",
     )
 

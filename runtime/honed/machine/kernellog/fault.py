@@ -252,16 +252,16 @@ def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
     return "".join(parts) + (r"(?!\w)" if re.search(r"\w\Z", written) else "")
 
 
-def _conversion(found: str, name: FieldName | None, last: bool) -> str:
+def _conversion(conversion: str, name: FieldName | None, last: bool) -> str:
     """Return the regular expression for one printf conversion, as a group if it has a name."""
-    pointer = "p" in found
+    pointer = "p" in conversion
     if pointer and name is not None:
         # The kernel writes hidden pointers as (ptrval).
         return rf"(?:(?:0x)?(?P<{name}>{_HEX})(?!\w)|\(\w{{1,20}}\))"
-    if pointer or found[-1] in "sc":
+    if pointer or conversion[-1] in "sc":
         inner = rf"[^\n]{{0,{_TEXT_CHARACTERS}}}" + ("" if last else "?")
-    elif found[-1] in "xX":
-        padding = r" {0,20}" if _PADDED.match(found) else ""
+    elif conversion[-1] in "xX":
+        padding = r" {0,20}" if _PADDED.match(conversion) else ""
         return rf"{padding}(?:0x)?" + (rf"(?P<{name}>{_HEX})" if name is not None else _HEX)
     else:
         inner = _DECIMAL

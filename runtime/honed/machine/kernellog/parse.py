@@ -88,14 +88,14 @@ def find(message: str, *, device: str | None = None) -> MatchedRow | None:
     return None
 
 
-def _fault(message: str, found: MatchedRow) -> Fault:
-    pattern, driver, groups = found.pattern, found.driver, found.match.groupdict()
+def _fault(message: str, match: MatchedRow) -> Fault:
+    pattern, driver, groups = match.pattern, match.driver, match.match.groupdict()
     code, name, meaning = _exception(message, groups)
     by_code = pattern.by_code or {}
     access, thread = _ACCESS.search(message), _THREAD.search(message)
     return Fault(
         driver=driver,
-        device=groups.get("device") or found.device,
+        device=groups.get("device") or match.device,
         severity=pattern.severity if code is None else by_code.get(code, pattern.severity),
         kind=pattern.kind,
         code=code,

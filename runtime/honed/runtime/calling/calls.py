@@ -309,8 +309,8 @@ class InferenceBase:
             self._known[like] = prepared
         return reply.result
 
-    def _lend(self, given: int, room: int) -> RpcSteps[ScratchRegion]:
-        """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
+    def _lend(self, nbytes: int, room: int) -> RpcSteps[ScratchRegion]:
+        """Return a region for `nbytes` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
 
         Unregisters and closes dropped regions first.
         """
@@ -318,10 +318,10 @@ class InferenceBase:
             self._discard(region)
             with contextlib.suppress(HonedError):  # NotFound is fine: the service forgot the region already
                 yield unregister(region)
-        ready = self._scratch.take(given + room)
+        ready = self._scratch.take(nbytes + room)
         if ready is not None:
             return ScratchRegion(ready, room)
-        region = self._new_region(shared_memory.region_bytes(given + room))
+        region = self._new_region(shared_memory.region_bytes(nbytes + room))
         self._regions[region.name] = region  # Registered by a reconnect meanwhile
         try:
             yield register(region)

@@ -188,17 +188,17 @@ def _unsendable_file(name: str, why: str) -> MissingFiles:
     return MissingFiles(sentence, (sentence,), (name,))
 
 
-def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
+def shapes_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes as tuples, as parameters of calls need them."""
-    return {name: tuple(shape) for name, shape in given.items()}
+    return {name: tuple(shape) for name, shape in shapes.items()}
 
 
-def _open(given: Given) -> int:
-    if not isinstance(given, bytes | bytearray | memoryview):
-        return open_model(Path(given))
+def _open(model_file: Given) -> int:
+    if not isinstance(model_file, bytes | bytearray | memoryview):
+        return open_model(Path(model_file))
     descriptor = os.memfd_create("honed-model", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(given)
+        file.write(model_file)
     return descriptor
 
 

@@ -32,9 +32,9 @@ def check(model: CompiledModel) -> None:
     require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
     require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
     for i, part in enumerate(split.parts):
-        _check_part(model, f"part {i}", part, behind=i in split.tail)
+        _check_part(model, f"part {i}", part, tail=i in split.tail)
     made = _check_behind(model, split)
-    _check_tensors("the model", "output", split.outputs, behind=True)
+    _check_tensors("the model", "output", split.outputs, tail=True)
     require(bool(split.outputs), "the model has no outputs")
     for tensor in split.outputs:
         require(_signature(tensor) in made, f"nothing gives output {tensor.name!r} of the model")
@@ -181,7 +181,7 @@ def takes(tensor: PartitionTensor, shape: Sequence[int]) -> bool:
     )
 
 
-def _check_part(model: CompiledModel, where: str, part: CpuPartition, *, behind: bool) -> None:
+def _check_part(model: CompiledModel, where: str, part: CpuPartition, *, tail: bool) -> None:
     check_there(where, "buffer", part.onnx, model.buffers)
     buffer = model.buffers[part.onnx]
     require(
@@ -191,18 +191,18 @@ def _check_part(model: CompiledModel, where: str, part: CpuPartition, *, behind:
     require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
     require(part.level in LEVELS, f"{where} has the unknown level {part.level!r}")
     require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
-    require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
+    require(tail or not part.sized, f"{where} is sized and does not run behind the steps")
     rows = part.sized and all(-1 not in tensor.shape[1:] for tensor in (*part.inputs, *part.outputs))
     require(rows or not part.by_rows, f"{where} has no rows that could be computed each by itself")
-    _check_tensors(where, "input", part.inputs, behind=behind)
-    _check_tensors(where, "output", part.outputs, behind=behind)
+    _check_tensors(where, "input", part.inputs, tail=tail)
+    _check_tensors(where, "output", part.outputs, tail=tail)
     require(bool(part.outputs), f"{where} has no outputs")
 
 
-def _check_tensors(where: str, what: str, tensors: Sequence[PartitionTensor], *, behind: bool) -> None:
+def _check_tensors(where: str, what: str, tensors: Sequence[PartitionTensor], *, tail: bool) -> None:
     names = [tensor.name for tensor in tensors]
     require(all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique")
-    least = -1 if behind else 0
+    least = -1 if tail else 0
     for tensor in tensors:
         called = f"{where}: {what} {tensor.name!r}"
         require(tensor.dtype in _DTYPE_NAMES, f"{called} has the unknown element type {tensor.dtype!r}")

@@ -281,22 +281,22 @@ def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
         raise DeviceError("the CPU engine's process for parts of the model says what it should not")
 
 
-def _check_output(wanted: PartitionTensor | None, given: PartitionTensor, data: Data) -> Array:
+def _check_output(wanted: PartitionTensor | None, output: PartitionTensor, data: Data) -> Array:
     """Return an output as an array; `wanted` describes it in the header, None if it is not there.
 
     Raises DeviceError if it is not there, and InvalidArgument if it has another type or shape.
     """
     if wanted is None:
-        raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
-    fits = len(wanted.shape) == len(given.shape) and all(
-        size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
+        raise DeviceError(f"a part of the model gave {output.name!r}, which was not asked for")
+    fits = len(wanted.shape) == len(output.shape) and all(
+        size in (-1, found) for size, found in zip(wanted.shape, output.shape, strict=True)
     )
-    if wanted.dtype != given.dtype or not fits:
+    if wanted.dtype != output.dtype or not fits:
         raise InvalidArgument(
-            f"a part of the model gave {given.name!r} as {given.dtype}{list(given.shape)} instead of "
+            f"a part of the model gave {output.name!r} as {output.dtype}{list(output.shape)} instead of "
             f"{wanted.dtype}{list(wanted.shape)}; add the model with engine onnxruntime"
         )
-    return np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
+    return np.frombuffer(data, dtype(output.dtype).numpy).reshape(output.shape)
 
 
 # ---- The tail of a model: partitions on the CPU engine, and size specialisations ----

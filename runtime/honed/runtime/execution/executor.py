@@ -119,7 +119,7 @@ class _HeldPorts:
             if taken.buffer != new.buffer:  # An equal buffer is written in place
                 row = elements * taken.held.itemsize
                 ends = buffers[new.buffer], buffers[taken.buffer]
-                copies.append(RowCopy(queue, *ends, outer=outer, row=row, made=rows, capacity=capacity))
+                copies.append(RowCopy(queue, *ends, outer=outer, row=row, written=rows, capacity=capacity))
         return cls(
             names=frozenset(each.input for each in growing),
             given=tuple(given.values()),
@@ -291,8 +291,8 @@ class Executor:
         found, self.observed = self._tail.run(_together(given), self._run_form if forms else None)
         return found
 
-    def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:
-        return self.forms[number].run(given)
+    def _run_form(self, number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self.forms[number].run(inputs)
 
     def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
         """Run the tail, and note when partitions and size specialisations ran."""
@@ -309,11 +309,11 @@ class Executor:
         self._tail.run(_together(given), run_form)
         timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
 
-    def _complete(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
+    def _complete(self, inputs: Mapping[str, Array], step_outputs: dict[str, Array]) -> dict[str, Array]:
         """Return the model's outputs, from its inputs and the outputs of the steps."""
         if self.model.split is None:
-            return made
-        found = made | self.run_behind(made, given)
+            return step_outputs
+        found = step_outputs | self.run_behind(step_outputs, inputs)
         return {tensor.name: found[tensor.name] for tensor in self.model.split.outputs}
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
@@ -363,7 +363,7 @@ class Executor:
 
     def _infer(
         self,
-        given: Sequence[Array | None],
+        inputs: Sequence[Array | None],
         timeline: Timeline | None,
         held: _HeldPorts | None = None,
         rows: int = 0,
@@ -377,7 +377,7 @@ class Executor:
         begun, long = time.monotonic(), self._seconds >= _LONG_SECONDS
         try:
             with driver_call("run the model"):
-                for port, value in zip(self._inputs.ports, given, strict=True):
+                for port, value in zip(self._inputs.ports, inputs, strict=True):
                     if value is None:  # State is on the device already
                         continue
                     with self._memory.writing(queue, port.buffer) as target:
@@ -416,9 +416,9 @@ def _opposite(value: Array) -> Array:
     return (~bits).view(value.dtype).reshape(value.shape)
 
 
-def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def _together(maps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return all values by name; the first of several with one name."""
-    return {name: value for each in reversed(given) for name, value in each.items()}
+    return {name: value for each in reversed(maps) for name, value in each.items()}
 
 
 def _check_complete(events: list[Any]) -> None:

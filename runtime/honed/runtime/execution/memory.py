@@ -259,15 +259,15 @@ def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
     return tuple(found)
 
 
-def check_inputs(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]:
-    """Return the arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
+def check_inputs(wanted: tuple[Port, ...], inputs: Mapping[str, Array]) -> list[Array]:
+    """Return the arrays of `inputs` in the order of `wanted`, each of its port's `seen` dtype and shape.
 
     Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and PreconditionBroken for
     values that the compiled model does not serve. NaN is allowed unless a range bounds the values.
     """
-    if given.keys() != {port.name for port in wanted}:
-        raise InvalidArgument(_names_problem(wanted, given))
-    return [_check_input(port, given[port.name]) for port in wanted]
+    if inputs.keys() != {port.name for port in wanted}:
+        raise InvalidArgument(_names_problem(wanted, inputs))
+    return [_check_input(port, inputs[port.name]) for port in wanted]
 
 
 def store(port: Port, value: Array, target: Array) -> None:
@@ -311,10 +311,10 @@ def _check_input(port: Port, value: object) -> Array:
     return value
 
 
-def _names_problem(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> str:
+def _names_problem(wanted: tuple[Port, ...], inputs: Mapping[str, Array]) -> str:
     names = [port.name for port in wanted]
-    missing = [repr(name) for name in names if name not in given]
-    unknown = [repr(name) for name in given if name not in names]
+    missing = [repr(name) for name in names if name not in inputs]
+    unknown = [repr(name) for name in inputs if name not in names]
     problems = [f"input {', '.join(missing)} is missing"] * bool(missing)
     problems += [f"input {', '.join(unknown)} is unknown"] * bool(unknown)
     listed = ", ".join(f"{port.name!r} as {_describe(port)}" for port in wanted) or "none"

@@ -88,14 +88,14 @@ class RowCopy:
     """
 
     def __init__(
-        self, queue: Any, source: Any, target: Any, *, outer: int, row: int, made: int, capacity: int
+        self, queue: Any, source: Any, target: Any, *, outer: int, row: int, written: int, capacity: int
     ) -> None:
         three = ctypes.c_size_t * 3
         self._owners = (queue, source, target)
-        self._row, self._first = row, None if made == capacity else capacity
+        self._row, self._first = row, None if written == capacity else capacity
         self._from, self._to, self._region = three(), three(), three(0, outer, 1)
         moved = map(ctypes.byref, (self._from, self._to, self._region))
-        pitches = map(size, (made * row, 0, capacity * row, 0))
+        pitches = map(size, (written * row, 0, capacity * row, 0))
         args = (*map(handle, self._owners), *moved, *pitches, 0, None, None)
         self.call: Call = (_copy_rows, args, "append new rows")
 

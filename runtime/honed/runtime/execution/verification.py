@@ -74,7 +74,7 @@ def compare(reference: Array, actual: Array, tolerance: float, output: str = "")
 
 def differences(
     reference: Mapping[str, Array],
-    found: Mapping[str, Array],
+    actual: Mapping[str, Array],
     tolerance: Sequence[float],
     selections: Sequence[Selection] = (),
 ) -> tuple[Difference, ...]:
@@ -84,7 +84,7 @@ def differences(
     InvalidArgument if types or shapes differ.
     """
     names = list(reference)
-    outputs = align_rows(selections, names, reference, found, tolerance)
+    outputs = align_rows(selections, names, reference, actual, tolerance)
     return tuple(
         compare(reference[name], outputs[name], most, name)
         for name, most in zip(names, tolerance, strict=True)
@@ -153,18 +153,18 @@ def _reference_values(executor: Executor, probe: Probe) -> dict[str, Array]:
     return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
 
 
-def _like(reference: Array, made: Array, output: str) -> Difference:
+def _like(reference: Array, actual: Array, output: str) -> Difference:
     """Return the difference of an output from its reference; another shape counts as an infinite error."""
     tolerance = BEHIND_TOLERANCE if reference.dtype.kind == "f" else 0.0
-    if reference.shape == made.shape:
-        return compare(reference, made, tolerance, output)
+    if reference.shape == actual.shape:
+        return compare(reference, actual, tolerance, output)
     return Difference(
         output=output,
         error=float("inf"),
         tolerance=tolerance,
         index=(),
         expected=reference.size,
-        found=made.size,
+        found=actual.size,
     )
 
 
@@ -195,15 +195,15 @@ def align_rows(
     selections: Sequence[Selection],
     names: Sequence[str],
     reference: Mapping[str, Array],
-    found: Mapping[str, Array],
+    actual: Mapping[str, Array],
     tolerance: Sequence[float],
 ) -> dict[str, Array]:
-    """Return `found` with the rows of selections in the reference's order; other outputs are unchanged.
+    """Return `actual` with the rows of selections in the reference's order; other outputs are unchanged.
 
     `names` are the outputs in order, `tolerance` as in `Probe`. A row that the reference lacks may take the
     place of one whose score ties with the last that was selected.
     """
-    made = dict(found)
+    made = dict(actual)
     for selection in selections:
         own = [names[n] for n in selection.outputs]
         if any(made[name].shape != reference[name].shape for name in own):
@@ -234,38 +234,38 @@ def _scale(value: Array) -> float:
 
 
 def _reorder_rows(
-    known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None
+    reference: Sequence[Array], actual: Sequence[Array], allowed: Sequence[float], score: int | None
 ) -> list[Array]:
     """Return the rows in the reference's order, as far as they agree with it."""
-    everything = np.arange(known[0].shape[0])
-    differing = np.flatnonzero(~_alike(known, given, allowed, everything, everything))
-    size = sum(each.shape[1] for each in known)
+    everything = np.arange(reference[0].shape[0])
+    differing = np.flatnonzero(~_alike(reference, actual, allowed, everything, everything))
+    size = sum(each.shape[1] for each in reference)
     if not differing.size or differing.size**2 * size > _MOST:
-        return list(given)
-    pairs = _alike(known, given, allowed, differing[:, None], differing[None, :])
+        return list(actual)
+    pairs = _alike(reference, actual, allowed, differing[:, None], differing[None, :])
     if score is not None:  # Rows may change places only if they tie
-        scores = given[score][differing, 0].astype(np.float64)
+        scores = actual[score][differing, 0].astype(np.float64)
         pairs &= np.abs(scores[:, None] - scores[None, :]) <= 2 * allowed[score]
     taken = _match_rows(pairs)
-    moved = [each.copy() for each in given]
+    moved = [each.copy() for each in actual]
     for row, column in enumerate(taken):
-        for whole, each in zip(moved, given, strict=True):
+        for whole, each in zip(moved, actual, strict=True):
             if column >= 0:
                 whole[differing[row]] = each[differing[column]]
     alone = differing[[column < 0 for column in taken]]
-    if alone.size and not _at_the_edge(known, given, allowed, score, alone):
-        return list(given)
-    for whole, each in zip(moved, known, strict=True):
+    if alone.size and not _at_the_edge(reference, actual, allowed, score, alone):
+        return list(actual)
+    for whole, each in zip(moved, reference, strict=True):
         whole[alone] = each[alone]
     return moved
 
 
 def _alike(
-    known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], rows: Array, columns: Array
+    reference: Sequence[Array], actual: Sequence[Array], allowed: Sequence[float], rows: Array, columns: Array
 ) -> Array:
     """Return whether rows of the reference and of the model agree in all outputs."""
     alike = np.ones(np.broadcast_shapes(rows.shape, columns.shape), bool)
-    for one, other, most in zip(known, given, allowed, strict=True):
+    for one, other, most in zip(reference, actual, allowed, strict=True):
         left, right = one[rows], other[columns]
         same = left == right
         if one.dtype.kind == "f":
@@ -311,12 +311,16 @@ def _match_rows(pairs: Array) -> list[int]:
 
 
 def _at_the_edge(
-    known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None, rows: Array
+    reference: Sequence[Array],
+    actual: Sequence[Array],
+    allowed: Sequence[float],
+    score: int | None,
+    rows: Array,
 ) -> bool:
     """Return whether scores of rows tie with the last selected score, in the reference and the output."""
     if score is None:
         return False
-    last = known[score][-1].astype(np.float64)
+    last = reference[score][-1].astype(np.float64)
     return all(
-        bool(np.all(np.abs(each[score][rows] - last) <= 2 * allowed[score])) for each in (known, given)
+        bool(np.all(np.abs(each[score][rows] - last) <= 2 * allowed[score])) for each in (reference, actual)
     )

@@ -167,9 +167,9 @@ def _between(
     ]
 
 
-def _convert(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
+def _convert(normalised: Normalised, inputs: Arrays) -> dict[str, np.ndarray]:
     """Return a set of inputs in the types of the arithmetic."""
-    return {v.name: given[v.name].astype(_dtype(v), copy=False) for v in normalised.model.graph.input}
+    return {v.name: inputs[v.name].astype(_dtype(v), copy=False) for v in normalised.model.graph.input}
 
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
@@ -208,7 +208,7 @@ def _open_between_calls(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.Mo
 
 
 def _with_noise(
-    model: onnx.ModelProto, known: Mapping[str, TypedValue]
+    model: onnx.ModelProto, types: Mapping[str, TypedValue]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """Return a model that says where its outputs differ from the device's, and its values there.
 
@@ -230,7 +230,7 @@ def _with_noise(
         read = {run: [name_moved(name, run) for name in node.input] for run in _RUNS}
         if node.op_type == "Round":
             made = node.output[0]
-            drawn = numpy_helper.from_array(_noise(known[node.input[0]], len(nodes)))
+            drawn = numpy_helper.from_array(_noise(types[node.input[0]], len(nodes)))
             nodes.append(helper.make_node("Constant", [], [f"{made}, drawn"], value=drawn))
             for run in _RUNS:
                 noisy, op = f"{made}, noisy {run}", "Add" if run > 0 else "Sub"
@@ -244,7 +244,7 @@ def _with_noise(
     for value in model.graph.output:
         name, typed = value.name, value.type.tensor_type.elem_type
         if _device_name(name) not in {each.name for each in given}:
-            given.append(graphs.info(known[name], _device_name(name)))
+            given.append(graphs.info(types[name], _device_name(name)))
         pair = [name, _device_name(name)]
         if typed not in _EQUAL:
             nodes += [helper.make_node("Cast", [each], [f"{each}, exact"], to=_EXACT) for each in pair]
@@ -273,29 +273,29 @@ def _noise(value: TypedValue, seed: int) -> np.ndarray:
     return (discontinuities.OF_A_QUANTUM * signs).astype(value.dtype)
 
 
-def _rename(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
+def _rename(node: onnx.NodeProto, read: Sequence[str], written: Sequence[str]) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = ""  # ONNX Runtime refuses two nodes of one name
-    copy.input[:], copy.output[:] = read, made
+    copy.input[:], copy.output[:] = read, written
     return copy
 
 
 def _agree(
-    found: np.ndarray, places: np.ndarray, calm: np.ndarray, moved: Sequence[np.ndarray], allowed: float
+    actual: np.ndarray, places: np.ndarray, calm: np.ndarray, moved: Sequence[np.ndarray], allowed: float
 ) -> bool:
     """Return whether each element is off by at most twice as much as noise moves the reference there.
 
-    `places` are the elements of `found`, counted in one row, that differ from the reference; `calm` has its
+    `places` are the elements of `actual`, counted in one row, that differ from the reference; `calm` has its
     values there, `moved` those with noise. Differences up to `allowed` of the range agree as well; values
     that are not finite never do.
     """
-    if not np.isfinite(found).all() or not np.isfinite(calm).all():
+    if not np.isfinite(actual).all() or not np.isfinite(calm).all():
         return False
     if not places.size:
         return True
-    exact = np.result_type(found, np.float32)  # A difference of nearly equal numbers is exact
-    reference = found.astype(exact).reshape(-1)
+    exact = np.result_type(actual, np.float32)  # A difference of nearly equal numbers is exact
+    reference = actual.astype(exact).reshape(-1)
     there, expected = reference[places], calm.astype(exact)
     reference[places] = expected
     least = allowed * float(np.max(np.abs(reference)))

@@ -187,7 +187,7 @@ class Recipe:
 
     def first(self) -> UntunedKernels:
         """Return the function that schedules functions without a record."""
-        return default_kernels if self.rules else partial(untuned_kernels, known={})
+        return default_kernels if self.rules else partial(untuned_kernels, traces_by_form={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

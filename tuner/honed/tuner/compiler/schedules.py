@@ -79,13 +79,13 @@ def read_records(path: Path, profile: DeviceProfile) -> Recorded:
     return Recorded(choose, times)
 
 
-def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> ScheduleProvenance:
-    name = found.trace_sha256[:12]
+def _origin(record: TuningRecord, identity: DeviceIdentity, host: str) -> ScheduleProvenance:
+    name = record.trace_sha256[:12]
     if identity.platform == PREDICTED:
-        return ScheduleProvenance(ScheduleSource.PREDICTED, name, found.way)
-    if found.measured_by != host:
+        return ScheduleProvenance(ScheduleSource.PREDICTED, name, record.way)
+    if record.measured_by != host:
         return ScheduleProvenance(ScheduleSource.RECORD, name)
-    return ScheduleProvenance(ScheduleSource.MEASURED, name, found.way)
+    return ScheduleProvenance(ScheduleSource.MEASURED, name, record.way)
 
 
 # Draws at most: for each sketch, in all, and in all for functions of many operations. By the bench for Malis,
@@ -116,23 +116,23 @@ def untuned_kernels(
     target: Target,
     profile: DeviceProfile,
     *,
-    known: dict[int, tuple[str, Trace] | None] | None = None,
+    traces_by_form: dict[int, tuple[str, Trace] | None] | None = None,
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    `known` has origins and traces of the schedules chosen for other functions, by `form_key`, None where a
-    rule replaced them: functions of one form share a schedule, and new ones are added. Raises LoweringFailed
-    as `default_kernels` does.
+    `traces_by_form` has origins and traces of the schedules chosen for other functions, by `form_key`, None
+    where a rule replaced them: functions of one form share a schedule, and new ones are added. Raises
+    LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    known = {} if known is None else known
+    traces_by_form = {} if traces_by_form is None else traces_by_form
     form = form_key(func)
-    before = known.get(form)
+    before = traces_by_form.get(form)
     if before is not None:
         with suppress(LoweringFailed):
             scheduled = traces.apply(before[1], narrow_indices(func)).mod["main"]
             return before[0], lower_function(scheduled, name, target, profile), passed_over
-    elif form in known:
+    elif form in traces_by_form:
         return default_kernels(func, name, target, profile)
     one = _Function(func, target, profile)
     sources = (schedules(one) for schedules, serves in _SOURCES if serves(one))
@@ -142,9 +142,9 @@ def untuned_kernels(
         except LoweringFailed as failed:
             passed_over.append(f"{origin}: {failed}")
             continue
-        known[form] = origin, schedule.trace
+        traces_by_form[form] = origin, schedule.trace
         return origin, lowered, passed_over
-    known.setdefault(form, None)
+    traces_by_form.setdefault(form, None)
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
 

@@ -94,18 +94,18 @@ class _ComparedEngines:
     allowance: float
     transfers: float = 0.0  # Seconds
 
-    def compare(self, given: Values, fewer: Values | None = None) -> PairedTiming:
+    def compare(self, values: Values, fewer: Values | None = None) -> PairedTiming:
         """Run the CPU engine, with `fewer` rows, and the form in turns."""
-        by_cpu, by_form = partial(self._in_cpu, fewer or given), partial(self._in_form, given)
+        by_cpu, by_form = partial(self._in_cpu, fewer or values), partial(self._in_form, values)
         return PairedTiming(self.allowance).take_turns(by_cpu, by_form)
 
-    def least(self, given: Values, *, keep_slower: bool) -> int:
+    def least(self, values: Values, *, keep_slower: bool) -> int:
         """Return the fewest rows, of those tried, for which the CPU engine is not faster.
 
         Returns 0 where the form runs for its full number of rows only, because rows are not independent or
         the inputs differ in their number of rows; else 1 where `keep_slower` is set.
         """
-        counts = {int(array.shape[0]) for array, _ in self._open(given)}
+        counts = {int(array.shape[0]) for array, _ in self._open(values)}
         if not self.part.by_rows or len(counts) != 1:
             return 0
         [rows] = counts
@@ -114,26 +114,26 @@ class _ComparedEngines:
         found: int = rows
         for share in _SHARES:
             fewer = max(1, round(share * rows))
-            cut = dict(given) | {t.name: array[:fewer] for array, t in self._open(given)}
-            if not self.compare(given, cut).within_allowance:
+            cut = dict(values) | {t.name: array[:fewer] for array, t in self._open(values)}
+            if not self.compare(values, cut).within_allowance:
                 break
             found = fewer
         return found
 
-    def _open(self, given: Values) -> list[tuple[NDArray[Any], PartitionTensor]]:
+    def _open(self, values: Values) -> list[tuple[NDArray[Any], PartitionTensor]]:
         """Return the inputs whose size depends on the data, each with its declaration."""
-        return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
+        return [(values[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
-    def _in_form(self, given: Values) -> float:
+    def _in_form(self, values: Values) -> float:
         """Return the seconds of a run of the form, with the transfers."""
         began = time.perf_counter_ns()
-        self.form.run(given)
+        self.form.run(values)
         return (time.perf_counter_ns() - began) / 1e9 + self.transfers
 
-    def _in_cpu(self, given: Values) -> float:
+    def _in_cpu(self, values: Values) -> float:
         """Return the seconds of a run in the CPU engine without the transfers."""
         began = time.perf_counter_ns()
-        ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
+        ran, _ = self.parts.run_chain([self.number], values, [tensor.name for tensor in self.part.outputs])
         self.transfers = (time.perf_counter_ns() - began - ran.ns) / 1e9
         return ran.ns / 1e9
 
@@ -153,7 +153,7 @@ class CompiledPart:
 
 
 def choose_sizes(
-    cut: PartitionedModel | None, given: Sequence[ObservedSizes], like: CompiledModel | None
+    cut: PartitionedModel | None, requested: Sequence[ObservedSizes], like: CompiledModel | None
 ) -> tuple[tuple[ObservedSizes, ...], tuple[SkippedSizes, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
@@ -168,7 +168,7 @@ def choose_sizes(
         known = tuple(ObservedSizes(part=form.part, sizes=form.sizes) for form in like.forms)
         left_out = like.split.left_out if like.split is not None else ()
     again = tuple(ObservedSizes(part=out.part, sizes=out.sizes) for out in left_out)
-    chosen = [observed for observed in dict.fromkeys(given or (*known, *again)) if _has(cut, observed)][
+    chosen = [observed for observed in dict.fromkeys(requested or (*known, *again)) if _has(cut, observed)][
         :MAX_SIZES
     ]
     stay = [
@@ -188,12 +188,12 @@ def keeps_slower(like: CompiledModel | None, profile: DeviceProfile) -> bool:
     return not all(can_compiled_serve(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
 
 
-def precision(asked: Precision) -> Precision:
+def precision(requested: Precision) -> Precision:
     """Return the precision of partitions: fp16 only on request.
 
     Model code after a partition may choose by its outputs.
     """
-    return "fp16" if asked == "fp16" else "fp32"
+    return "fp16" if requested == "fp16" else "fp32"
 
 
 def shapes_of(cut: PartitionedModel, observed: ObservedSizes) -> dict[str, tuple[int, ...]]:

@@ -225,8 +225,8 @@ class Verifier:
             raise found
         return found
 
-    def _parts_may_err(self, found: VerificationResult | ModelRefused) -> bool:
-        return isinstance(found, ModelRefused) or (self.in_parts and not self.half and bool(found.wrong))
+    def _parts_may_err(self, attempt: VerificationResult | ModelRefused) -> bool:
+        return isinstance(attempt, ModelRefused) or (self.in_parts and not self.half and bool(attempt.wrong))
 
     def _attempt(
         self, lowered: LoweredModel, first: UntunedKernels, tell: Tell, done: float, *more: str
@@ -304,7 +304,7 @@ class Verifier:
             run,
             precision=self.source.precision,
             tolerance=self.expected.tolerance,
-            known=self.expected.opened,
+            opened_model=self.expected.opened,
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
@@ -345,11 +345,11 @@ def unverifiable(why: str) -> ModelRefused:
 def expect(
     bound: onnx.ModelProto,
     normalised: Normalised,
-    given: Sequence[Mapping[str, np.ndarray]] = (),
+    examples: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
-    apart: discontinuities.PiecewiseModel | None = None,
+    piecewise: discontinuities.PiecewiseModel | None = None,
 ) -> ReferenceProbes:
-    """Choose probes and evaluate the reference; `given`, `whole` and `apart` are as in `probes.choose`.
+    """Choose probes and evaluate the reference; `probes.choose` describes `examples`, `whole`, `piecewise`.
 
     Raises ModelRefused where the reference cannot be evaluated, gives outputs of other types or shapes, or
     says too little of an output.
@@ -357,12 +357,12 @@ def expect(
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
     kept = normalised.preconditions
-    given = [each for each in given if all(one.allows(each[one.input]) for one in kept)]
+    examples = [each for each in examples if all(one.allows(each[one.input]) for one in kept)]
     choose = partial(
-        probes.choose, bound, count, normalised.precision, given=given, whole=whole, preconditions=kept
+        probes.choose, bound, count, normalised.precision, examples=examples, whole=whole, preconditions=kept
     )
-    found = choose(apart=apart)
-    if isinstance(found, evaluator.ReferenceFailure) and apart is not None:
+    found = choose(piecewise=piecewise)
+    if isinstance(found, evaluator.ReferenceFailure) and piecewise is not None:
         found = choose()  # The values at the steps may be too large
     if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()

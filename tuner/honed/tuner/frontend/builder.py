@@ -178,11 +178,11 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
     return [found.get(name) for name in node.output]
 
 
-def static_shape(found: onnx.TypeProto | None) -> tuple[int, ...] | None:
+def static_shape(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     """Return the shape where it is a tensor's and every size is known, else None."""
-    if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
-    dims = found.tensor_type.shape.dim
+    dims = kind.tensor_type.shape.dim
     if any(not d.HasField("dim_value") for d in dims):
         return None
     return tuple(int(d.dim_value) for d in dims)
@@ -375,11 +375,11 @@ class Builder:
         self.values[value.name] = value
         return value
 
-    def _value_of(self, name: str, found: onnx.TypeProto | None) -> Value:
-        shape = static_shape(found)
-        if shape is None or found is None:
+    def _value_of(self, name: str, kind: onnx.TypeProto | None) -> Value:
+        shape = static_shape(kind)
+        if shape is None or kind is None:
             raise NodeRefused("the shape of its output depends on the values of its inputs")
-        value = Value(name, numpy_dtype(found.tensor_type.elem_type), shape)
+        value = Value(name, numpy_dtype(kind.tensor_type.elem_type), shape)
         if value.size * value.dtype.itemsize > self._tensor_limit:
             raise NodeRefused(
                 f"its output of shape {list(shape)} is above the limit of {self._tensor_limit >> 20} MiB"

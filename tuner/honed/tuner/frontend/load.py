@@ -167,10 +167,10 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
     return body.nodes + sum(count * sizes[key] for key, count in body.calls.items())
 
 
-def _body(nodes: Iterable[onnx.NodeProto], known: set[_Key]) -> _Body:
+def _body(nodes: Iterable[onnx.NodeProto], keys: set[_Key]) -> _Body:
     """Return how many nodes a graph or function has and how often it calls which function.
 
     Nodes of its subgraphs count, too.
     """
     found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
-    return _Body(len(found), Counter(key for key in found if key in known))
+    return _Body(len(found), Counter(key for key in found if key in keys))

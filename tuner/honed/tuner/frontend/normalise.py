@@ -103,7 +103,7 @@ def all_single(graph: onnx.GraphProto) -> bool:
     return _float_types(graph) == {_SINGLE}
 
 
-def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[StaticTensorSpec]:
+def _output_specs(model: onnx.ModelProto, items: list[Item], reasons: Reasons) -> list[StaticTensorSpec]:
     """Return the types of the outputs; computed types take precedence over those that the file declares."""
     specs: list[StaticTensorSpec] = []
     for info, item in zip(model.graph.output, items, strict=True):
@@ -111,16 +111,16 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
             if info.type.WhichOneof("value") or not isinstance(item, Value):
                 dtype_of(info)
         except NodeRefused as refusal:
-            found.general.append(f"output {info.name!r}: {refusal}")
+            reasons.general.append(f"output {info.name!r}: {refusal}")
             continue
         if isinstance(item, Value):
             specs.append(StaticTensorSpec(name=info.name, dtype=item.dtype.name, shape=item.shape))
         elif not isinstance(item, Unknown):
-            found.general.append(f"output {info.name!r}: it is a sequence or an optional, not a tensor")
-        elif not found.texts():
-            found.general.append(f"output {info.name!r}: no node computes it")
+            reasons.general.append(f"output {info.name!r}: it is a sequence or an optional, not a tensor")
+        elif not reasons.texts():
+            reasons.general.append(f"output {info.name!r}: no node computes it")
     if not model.graph.output:
-        found.general.append("the model has no outputs")
+        reasons.general.append("the model has no outputs")
     return specs
 
 

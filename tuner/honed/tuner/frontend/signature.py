@@ -40,7 +40,7 @@ class StaticTensorSpec:
 
 
 def bind_inputs(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], found: Reasons
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], reasons: Reasons
 ) -> tuple[tuple[StaticTensorSpec, ...], tuple[str, ...], frozenset[str]]:
     """Return the inputs with static shapes, notes on assumptions, and the names of refused inputs.
 
@@ -66,7 +66,7 @@ def bind_inputs(
         try:
             specs.append(_bind(info, shapes.get(info.name), named, inner, notes))
         except NodeRefused as refusal:
-            found.general.append(f"input {info.name!r}: {refusal}")
+            reasons.general.append(f"input {info.name!r}: {refusal}")
             refused.add(info.name)
     return tuple(specs), tuple(notes), frozenset(refused)
 
@@ -125,7 +125,7 @@ def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
 
 def _bind(
     info: onnx.ValueInfoProto,
-    given: tuple[int, ...] | None,
+    requested: tuple[int, ...] | None,
     named: Mapping[str, int],
     inner: Collection[str],
     notes: list[str],
@@ -136,13 +136,13 @@ def _bind(
     """
     dtype = dtype_of(info)
     if not info.type.tensor_type.HasField("shape"):
-        if given is None:
+        if requested is None:
             raise NodeRefused(f"its shape is not given; add --shape {info.name}=...")
-        return StaticTensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
+        return StaticTensorSpec(name=info.name, dtype=dtype.name, shape=tuple(requested))
     dims = info.type.tensor_type.shape.dim
     labels = [dim.dim_param or UNNAMED for dim in dims]
     known = [int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
-    if given is None:
+    if requested is None:
         sizes = [
             named.get(label) if size is None else size for label, size in zip(labels, known, strict=True)
         ]
@@ -153,8 +153,8 @@ def _bind(
                 "--shape changes it"
             )
     else:
-        _check_given(info.name, given, known)
-        sizes = list(given)
+        _check_given(info.name, requested, known)
+        sizes = list(requested)
     unbound = [label for label, size in zip(labels, sizes, strict=True) if size is None]
     if unbound:
         template = ",".join(
@@ -170,7 +170,7 @@ def _bind(
     return StaticTensorSpec(name=info.name, dtype=dtype.name, shape=shape)
 
 
-def _check_given(name: str, given: Sequence[int], known: Sequence[int | None]) -> None:
-    for index, (number, size) in enumerate(zip(given, known, strict=True)):
+def _check_given(name: str, shape: Sequence[int], declared: Sequence[int | None]) -> None:
+    for index, (number, size) in enumerate(zip(shape, declared, strict=True)):
         if size not in (None, number):
             raise InvalidArgument(f"--shape {name}: dimension {index} is {size} in the model, not {number}")

@@ -141,17 +141,17 @@ class _Surveyor(Walker):
         self.nodes.append(SurveyedNode(index=len(self.nodes), node=node, reads=given, why=why, folded=folded))
 
     def _judge(
-        self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
+        self, node: onnx.NodeProto, reads: Sequence[str], scope: Scope, opsets: Mapping[str, int]
     ) -> str:
         """Return why a node cannot be compiled, or "".
 
         If it can be, its outputs are in the scope or among the open ones. Outputs without elements are
         constants, and a node that makes no others need not be compiled.
         """
-        why = BEHIND if any(name in self.open for name in given) else self._try_emit(node, scope, opsets)
+        why = BEHIND if any(name in self.open for name in reads) else self._try_emit(node, scope, opsets)
         if not why:
             return ""
-        for name, kind in zip(node.output, self._infer_outputs(node, given, scope), strict=True):
+        for name, kind in zip(node.output, self._infer_outputs(node, reads, scope), strict=True):
             if not name:
                 continue
             known = self.learnt.get(name)
@@ -194,25 +194,25 @@ class _Surveyor(Walker):
         return why
 
     def _infer_outputs(
-        self, node: onnx.NodeProto, given: Sequence[str], scope: Scope
+        self, node: onnx.NodeProto, reads: Sequence[str], scope: Scope
     ) -> list[onnx.TypeProto | None]:
         """Return the types that ONNX infers for the outputs.
 
         Where it infers none for dynamic sizes, return the common part of its answers for two other sizes.
         """
-        known = self._infer_with_size(node, given, scope, None)
-        if all(map(_has_known_rank, known)) or not any(self.open.get(name) for name in given):
+        known = self._infer_with_size(node, reads, scope, None)
+        if all(map(_has_known_rank, known)) or not any(self.open.get(name) for name in reads):
             return known
-        once, again = (self._infer_with_size(node, given, scope, size) for size in _SIZES)
+        once, again = (self._infer_with_size(node, reads, scope, size) for size in _SIZES)
         common = map(_common, once, again)
         return [kind if _has_known_rank(kind) else both for kind, both in zip(known, common, strict=True)]
 
     def _infer_with_size(
-        self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, size: int | None
+        self, node: onnx.NodeProto, reads: Sequence[str], scope: Scope, size: int | None
     ) -> list[onnx.TypeProto | None]:
         """Return the types that ONNX infers for a model of this node alone, with `size` for unknown sizes."""
         graph = helper.make_graph([node], "node", [], [onnx.ValueInfoProto(name=n) for n in node.output if n])
-        for name in given:
+        for name in reads:
             item = scope.get(name)
             if isinstance(item, Value) and item.data is not None and item.size <= SHAPE_DATA_LIMIT:
                 graph.initializer.append(numpy_helper.from_array(item.data, name))

@@ -52,7 +52,7 @@ class Walker:
         model: onnx.ModelProto,
         shapes: Mapping[str, tuple[int, ...]],
         limits: FrontendLimits,
-        found: Reasons,
+        reasons: Reasons,
         parts: Parts | None = None,
     ) -> None:
         """Bind the inputs.
@@ -62,7 +62,7 @@ class Walker:
         Raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`.
         """
         check_expansion(model, MAX_STEPS)
-        self.inputs, self.notes, refused = bind_inputs(model, shapes, found)
+        self.inputs, self.notes, refused = bind_inputs(model, shapes, reasons)
         self.builder = Builder(
             [v.name for v in (*model.graph.input, *model.graph.output)],
             fold_limit_bytes=limits.fold_bytes,
@@ -76,7 +76,7 @@ class Walker:
         self.model = model
         self._functions = {(f.domain, f.name): f for f in model.functions}
         self._parts = parts
-        self._reasons = found
+        self._reasons = reasons
         self._fold_limit = limits.fold_bytes
         self._depth = 0
         self._steps = 0

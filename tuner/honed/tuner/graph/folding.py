@@ -105,11 +105,11 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
     return new
 
 
-def _concatenate(graph: Graph, like: str, given: list[str]) -> onnx.NodeProto:
+def _concatenate(graph: Graph, like: str, parts: list[str]) -> onnx.NodeProto:
     """Return a concatenation along the last axis in the place of another."""
     axis = len(graph.shape(like)) - 1
-    kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in given))
-    return graph.node("Concat", given, graph.unique(f"{like}/folded"), kind, axis=axis)
+    kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in parts))
+    return graph.node("Concat", parts, graph.unique(f"{like}/folded"), kind, axis=axis)
 
 
 def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, str] | None:

@@ -143,22 +143,22 @@ class Graph:
         self.types[output] = kind
         return helper.make_node(op, list(inputs), [output], name=output, **attrs)
 
-    def reshape(self, given: str, output: str, shape: Shape) -> onnx.NodeProto:
+    def reshape(self, source: str, output: str, shape: Shape) -> onnx.NodeProto:
         """Return a Reshape that makes `output`."""
         target = self.constant(np.array(shape, np.int64), f"{output}/shape")
         return self.node(
-            "Reshape", (given, target), output, TensorType(self.types[given].elem, shape), allowzero=1
+            "Reshape", (source, target), output, TensorType(self.types[source].elem, shape), allowzero=1
         )
 
-    def slice(self, given: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
+    def slice(self, source: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
         """Return a Slice of one axis, from `start` up to `end`, that makes `output`."""
-        kind = self.types[given].along(axis, end - start)
-        return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
+        kind = self.types[source].along(axis, end - start)
+        return self.node("Slice", (source, *self._ints(output, start, end, axis, 1)), output, kind)
 
-    def reverse(self, given: str, output: str, axis: int) -> onnx.NodeProto:
+    def reverse(self, source: str, output: str, axis: int) -> onnx.NodeProto:
         """Return a Slice of one whole axis backwards that makes `output`."""
-        inputs = self._ints(output, -1, -self.shape(given)[axis] - 1, axis, -1)
-        return self.node("Slice", (given, *inputs), output, self.types[given])
+        inputs = self._ints(output, -1, -self.shape(source)[axis] - 1, axis, -1)
+        return self.node("Slice", (source, *inputs), output, self.types[source])
 
     def _ints(self, output: str, *numbers: int) -> list[str]:
         """Return one-dimensional constants of one element each, named after the output they are for."""
@@ -209,7 +209,7 @@ def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
     return TensorType(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
 
 
-def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+def _topological(nodes: list[onnx.NodeProto], makers: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return every node after those it reads, otherwise in the original order."""
     ordered: list[onnx.NodeProto] = []
     done: set[str] = set()
@@ -219,7 +219,7 @@ def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -
         while stack:
             node = stack[-1]
             name = node.output[0]
-            missing = [given for given in node.input if given in made and given not in done]
+            missing = [given for given in node.input if given in makers and given not in done]
             if name in done or not missing:
                 stack.pop()
                 open_.discard(name)
@@ -230,5 +230,5 @@ def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -
                 raise ValueError(f"{name} depends on itself")
             else:
                 open_.add(name)
-                stack += [made[given] for given in reversed(missing)]
+                stack += [makers[given] for given in reversed(missing)]
     return ordered

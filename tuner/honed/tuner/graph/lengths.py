@@ -49,22 +49,22 @@ Rule = Callable[[Graph, onnx.NodeProto, tuple[Axes, ...]], "Rounding | None"]
 _NONE: frozenset[int] = frozenset()
 
 
-def rounding(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    """Return how a node accepts operands of which the axes in `given` are rounded up; None: only unrounded.
+def rounding(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
+    """Return how a node accepts operands of which the axes in `rounded` are rounded up; None: only unrounded.
 
     Axes of an operand that the answer leaves out are to be cut off.
     """
     rule = _RULES.get(node.op_type)
-    found = rule(graph, node, given) if rule is not None and any(given) else None
+    found = rule(graph, node, rounded) if rule is not None and any(rounded) else None
     return found if found is not None and found.applies else None
 
 
-def _elementwise(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _elementwise(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.output[0]))
     shifts = [rank - len(graph.shape(name)) for name in node.input]
-    if any(kind is Beyond.ZERO for axes in given for kind in axes.values()):
+    if any(kind is Beyond.ZERO for axes in rounded for kind in axes.values()):
         return None
-    wanted = {axis + shift for axes, shift in zip(given, shifts, strict=True) for axis in axes}
+    wanted = {axis + shift for axes, shift in zip(rounded, shifts, strict=True) for axis in axes}
     operands = tuple(
         frozenset(a - shift for a in wanted if a >= shift and graph.shape(name)[a - shift] > 1)
         for name, shift in zip(node.input, shifts, strict=True)
@@ -72,15 +72,15 @@ def _elementwise(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) ->
     return Rounding(operands=operands, result=dict.fromkeys(wanted, Beyond.LAST))
 
 
-def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _product(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     ranks = [len(graph.shape(name)) for name in node.input]
     if min(ranks) < 2:
         return None
     rank = max(ranks)
-    summed = [given[0].get(ranks[0] - 1), given[1].get(ranks[1] - 2)]
+    summed = [rounded[0].get(ranks[0] - 1), rounded[1].get(ranks[1] - 2)]
     kept = Beyond.ZERO in summed
     operands, result = [], set[int]()
-    for n, (axes, own) in enumerate(zip(given, ranks, strict=True)):
+    for n, (axes, own) in enumerate(zip(rounded, ranks, strict=True)):
         terms = own - 1 - n
         mine = {axis for axis, kind in axes.items() if axis != terms and kind is Beyond.LAST}
         result |= {axis + rank - own for axis in mine}
@@ -92,58 +92,58 @@ def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
     return Rounding(operands=tuple(operands), result=dict.fromkeys(result, Beyond.LAST))
 
 
-def _softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _softmax(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     axis = axis_of(node, len(graph.shape(node.input[0])))
-    found = _beside(given, set())
+    found = _beside(rounded, set())
     if axis not in found.result:
         return found
     return replace(found, result={**found.result, axis: Beyond.ZERO}, masked=axis)
 
 
-def _log_softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    return _beside(given, {axis_of(node, len(graph.shape(node.input[0])))})
+def _log_softmax(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
+    return _beside(rounded, {axis_of(node, len(graph.shape(node.input[0])))})
 
 
-def _layer_norm(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _layer_norm(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.input[0]))
-    return _beside(given, set(range(axis_of(node, rank), rank)))
+    return _beside(rounded, set(range(axis_of(node, rank), rank)))
 
 
-def _slice(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _slice(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.input[0]))
-    return _beside(given, {axis % rank for axis in graph.numbers(node.input[3])})
+    return _beside(rounded, {axis % rank for axis in graph.numbers(node.input[3])})
 
 
-def _reduction(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _reduction(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.input[0]))
     summed = {axis % rank for axis in graph.numbers(node.input[1])}
-    found = _beside(given, summed)
+    found = _beside(rounded, summed)
     if len(graph.shape(node.output[0])) == rank:
         return found
     kept = [axis for axis in range(rank) if axis not in summed]
     return replace(found, result={kept.index(axis): kind for axis, kind in found.result.items()})
 
 
-def _beside(given: tuple[Axes, ...], taken: set[int]) -> Rounding:
+def _beside(rounded: tuple[Axes, ...], taken: set[int]) -> Rounding:
     """Return the rounding of an operator that treats places along all axes but `taken` independently.
 
     The axes are those of its first operand.
     """
-    kept = {axis: kind for axis, kind in given[0].items() if axis not in taken and kind is Beyond.LAST}
-    return Rounding(operands=(frozenset(kept), *(_NONE,) * (len(given) - 1)), result=kept)
+    kept = {axis: kind for axis, kind in rounded[0].items() if axis not in taken and kind is Beyond.LAST}
+    return Rounding(operands=(frozenset(kept), *(_NONE,) * (len(rounded) - 1)), result=kept)
 
 
-def _transpose(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _transpose(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     order = perm_of(node)
-    moved = {order.index(axis): kind for axis, kind in given[0].items()}
-    return Rounding(operands=(frozenset(given[0]),), result=moved)
+    moved = {order.index(axis): kind for axis, kind in rounded[0].items()}
+    return Rounding(operands=(frozenset(rounded[0]),), result=moved)
 
 
-def _reshape(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _reshape(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     before, after = graph.shape(node.input[0]), graph.shape(node.output[0])
-    places = {axis: _same_place(before, after, axis) for axis in given[0]}
+    places = {axis: _same_place(before, after, axis) for axis in rounded[0]}
     kept = {axis: place for axis, place in places.items() if place is not None}
-    result = {place: given[0][axis] for axis, place in kept.items()}
+    result = {place: rounded[0][axis] for axis, place in kept.items()}
     return Rounding(operands=(frozenset(kept), _NONE), result=result)
 
 
@@ -154,17 +154,17 @@ def _same_place(before: Shape, after: Shape, axis: int) -> int | None:
     return next((n for n in places if math.prod(after[:n]) == outer), None)
 
 
-def _concat(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _concat(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     axis = axis_of(node, len(graph.shape(node.input[0])))
-    wanted = {a for axes in given for a, kind in axes.items() if a != axis and kind is Beyond.LAST}
+    wanted = {a for axes in rounded for a, kind in axes.items() if a != axis and kind is Beyond.LAST}
     return Rounding(
-        operands=(frozenset(wanted),) * len(given), result=dict.fromkeys(sorted(wanted), Beyond.LAST)
+        operands=(frozenset(wanted),) * len(rounded), result=dict.fromkeys(sorted(wanted), Beyond.LAST)
     )
 
 
-def _gather(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
+def _gather(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:
     axis = axis_of(node, len(graph.shape(node.input[0])))
-    places = {a: kind for a, kind in given[1].items() if kind is Beyond.LAST}
+    places = {a: kind for a, kind in rounded[1].items() if kind is Beyond.LAST}
     return Rounding(
         operands=(_NONE, frozenset(places)), result={axis + a: kind for a, kind in places.items()}
     )
@@ -262,24 +262,24 @@ class _Rewriting:
         else:
             self._rewrite(node, found)
 
-    def _rewrite(self, node: onnx.NodeProto, found: Rounding) -> None:
+    def _rewrite(self, node: onnx.NodeProto, rule: Rounding) -> None:
         name = node.output[0]
-        operands = [self._version(*one) for one in zip(node.input, found.operands, strict=True)]
-        if found.masked is not None:
-            operands[0] = self._mask(operands[0], found.masked, f"{name}/scores")
+        operands = [self._version(*one) for one in zip(node.input, rule.operands, strict=True)]
+        if rule.masked is not None:
+            operands[0] = self._mask(operands[0], rule.masked, f"{name}/scores")
         made = deepcopy(node)
         made.input[:] = operands
-        made.output[0] = made.name = self._new_name(name, found.result)
+        made.output[0] = made.name = self._new_name(name, rule.result)
         kind = self._old.types[name]
-        shape = tuple(self._more if n in found.result else extent for n, extent in enumerate(kind.shape))
+        shape = tuple(self._more if n in rule.result else extent for n, extent in enumerate(kind.shape))
         if node.op_type == "Reshape":
             made.input[1] = self._graph.constant(np.array(shape, np.int64), f"{made.name}/shape")
         self._graph.types[made.name] = TensorType(kind.elem, shape)
         self._nodes.append(made)
         self.products += node.op_type == "MatMul"
-        if found.result:
-            self._axes[name] = found.result
-            self._made[name, frozenset(found.result)] = made.name
+        if rule.result:
+            self._axes[name] = rule.result
+            self._made[name, frozenset(rule.result)] = made.name
 
     def _new_name(self, name: str, axes: Iterable[int]) -> str:
         """Return the name of a value: its own where none of its axes is rounded up."""

@@ -118,13 +118,13 @@ class _GroupFinder:
     groups: list[Group] = field(default_factory=list)
     member: Places = field(default_factory=dict)
 
-    def key(self, node: onnx.NodeProto, given: tuple[Role, ...], *, exact: bool) -> Key:
+    def key(self, node: onnx.NodeProto, roles: tuple[Role, ...], *, exact: bool) -> Key:
         """Return the properties that twins of a node share.
 
         Constants of elementwise nodes may differ unless `exact` is set.
         """
         attrs = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
-        parts = [self._part(node, n, role, exact=exact) for n, role in zip(node.input, given, strict=True)]
+        parts = [self._part(node, n, role, exact=exact) for n, role in zip(node.input, roles, strict=True)]
         return node.op_type, tuple(attrs), self.graph.types[node.output[0]], *parts
 
     def _part(self, node: onnx.NodeProto, name: str, role: Role, *, exact: bool) -> Key:
@@ -138,7 +138,7 @@ class _GroupFinder:
             return "group", self.member[name][0]
         return "type", self.graph.types[name]
 
-    def add(self, nodes: list[onnx.NodeProto], given: tuple[Role, ...]) -> None:
+    def add(self, nodes: list[onnx.NodeProto], roles: tuple[Role, ...]) -> None:
         """Group nodes of one key where they follow twins, or where equal weights show that they are some."""
         elements = len(nodes) * math.prod(self.graph.shape(nodes[0].output[0]))
         if len(nodes) < 2 or elements > _MOST_ELEMENTS:
@@ -151,7 +151,7 @@ class _GroupFinder:
             return
         for place, node in enumerate(nodes):
             self.member[node.output[0]] = len(self.groups), place
-        self.groups.append(Group(tuple(nodes), given))
+        self.groups.append(Group(tuple(nodes), roles))
 
     def _order(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """Return nodes in the order of the twins that they follow.

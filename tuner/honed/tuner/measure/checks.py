@@ -162,9 +162,9 @@ def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusa
     )
 
 
-def check_unchanged(given: Array, found: Array, which: str) -> Refusal | None:
+def check_unchanged(before: Array, after: Array, which: str) -> Refusal | None:
     """Refuse an input that differs from what was written, bit for bit."""
-    if _bits(given).shape == _bits(found).shape and bool((_bits(given) == _bits(found)).all()):
+    if _bits(before).shape == _bits(after).shape and bool((_bits(before) == _bits(after)).all()):
         return None
     return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes into {which}")
 
@@ -216,19 +216,19 @@ class ExpectedOutput:
         return cls(array, tolerance, scale)
 
 
-def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
+def right(expected: ExpectedOutput, actual: Array, which: str) -> Refusal | None:
     """Refuse differences from the reference beyond the tolerance, as `verification.compare` defines them."""
-    if expected.scale and _surely_right(expected, found):
+    if expected.scale and _surely_right(expected, actual):
         return None
-    difference = verification.compare(expected.array, found, expected.tolerance, which)
+    difference = verification.compare(expected.array, actual, expected.tolerance, which)
     return None if difference.right else Refusal(Outcome.WRONG, str(difference))
 
 
-def _surely_right(expected: ExpectedOutput, found: Array) -> bool:
+def _surely_right(expected: ExpectedOutput, actual: Array) -> bool:
     """Compare in one pass in single precision; the exact comparison accepts all it accepts (NaN never)."""
     kind = np.promote_types(expected.array.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(np.subtract(found, expected.array, dtype=kind))
+        error = np.abs(np.subtract(actual, expected.array, dtype=kind))
     return bool(np.max(error) <= 0.999 * expected.tolerance * expected.scale)
 
 

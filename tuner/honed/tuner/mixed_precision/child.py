@@ -185,9 +185,9 @@ def _reference(model: onnx.ModelProto) -> Run:
     evaluator = ReferenceEvaluator(model)
     names = [i.name for i in model.graph.input]
 
-    def run(given: Sequence[Array]) -> Array:
+    def run(inputs: Sequence[Array]) -> Array:
         with np.errstate(all="ignore"):
-            return np.asarray(evaluator.run(None, dict(zip(names, given, strict=True)))[0])
+            return np.asarray(evaluator.run(None, dict(zip(names, inputs, strict=True)))[0])
 
     return run
 
@@ -321,14 +321,14 @@ class Simulation:
                 values.pop(name, None)
         return {o.name: values[o.name] for o in self._graph.output}
 
-    def _plan(self, made: Operators) -> list[_SimulatedStep]:
+    def _plan(self, operators: Operators) -> list[_SimulatedStep]:
         needed = {o.name for o in self._graph.output} | set(self._constants)
         steps = []
         for at, node in reversed(list(enumerate(self._graph.node))):
             given = tuple(name for name in node.input if name)
             last = tuple(name for name in dict.fromkeys(given) if name not in needed)
             needed.update(given)
-            steps.append(_SimulatedStep(at, node, made.of(node), given, last))
+            steps.append(_SimulatedStep(at, node, operators.of(node), given, last))
         return steps[::-1]
 
     def _operand(
@@ -350,10 +350,10 @@ def _with_errors(array: Array, errors: Array) -> Array:
     return found.reshape(array.shape)
 
 
-def _error(expected: Array, found: Array) -> float:
+def _error(expected: Array, actual: Array) -> float:
     if expected.dtype.kind != "f":
-        return 0.0 if np.array_equal(expected, found) else math.inf
-    return compare(expected, found, 0.0).error
+        return 0.0 if np.array_equal(expected, actual) else math.inf
+    return compare(expected, actual, 0.0).error
 
 
 Error = Callable[[Exemptions], float]

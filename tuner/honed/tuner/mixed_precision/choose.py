@@ -178,12 +178,12 @@ def _gain(profile: DeviceProfile) -> float | None:
     return model.fma_fp16 / model.fma_fp32 if model is not None else None
 
 
-def _try_in_child(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
+def _try_in_child(model: onnx.ModelProto, sets: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
     """Return the decision of a child process, or why it made none."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
-        confined.write(folder, model, [info.name for info in model.graph.input], given)
-        more = ("--sets", str(len(given)))
+        confined.write(folder, model, [info.name for info in model.graph.input], sets)
+        more = ("--sets", str(len(sets)))
         deadline = time.monotonic() + LIMITS.seconds
         found: dict[str, Any] = confined.run(
             "honed.tuner.mixed_precision.child", folder, more, LIMITS, deadline
@@ -196,26 +196,26 @@ def _try_in_child(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarra
         return str(error)
 
 
-def _choice(found: PrecisionAnswer, on: str) -> PrecisionChoice:
-    if found.plain is None:
+def _choice(answer: PrecisionAnswer, on: str) -> PrecisionChoice:
+    if answer.plain is None:
         return PrecisionChoice(
             half=False, why="trying fp16 would take too long; --precision fp16 takes it untried"
         )
-    if found.single is None or found.error is None:
-        error = f"errs by {found.plain:.2g} of its range"
-        error = "overflows or changes" if math.isinf(found.plain) else error
-        why = f"in fp16 output {found.output!r} {error} {on}, {BOUND:.2g} is allowed"
+    if answer.single is None or answer.error is None:
+        error = f"errs by {answer.plain:.2g} of its range"
+        error = "overflows or changes" if math.isinf(answer.plain) else error
+        why = f"in fp16 output {answer.output!r} {error} {on}, {BOUND:.2g} is allowed"
         return PrecisionChoice(half=False, why=why)
-    if found.halves < _LEAST_SHARE:
+    if answer.halves < _LEAST_SHARE:
         return PrecisionChoice(
             half=False,
             why=f"for an error within {BOUND:.2g} of an output's range {on} "
-            f"{1 - found.halves:.0%} of the work would stay in float32",
+            f"{1 - answer.halves:.0%} of the work would stay in float32",
         )
-    kept = f"{len(found.single)} of {found.operators} operators kept in float32"
-    added = f"{len(found.wide)} of {found.products} products added up in float32"
-    error = f"largest error {found.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
-    return PrecisionChoice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)
+    kept = f"{len(answer.single)} of {answer.operators} operators kept in float32"
+    added = f"{len(answer.wide)} of {answer.products} products added up in float32"
+    error = f"largest error {answer.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
+    return PrecisionChoice(half=True, why=f"{error}; {kept}, {added}", single=answer.single, wide=answer.wide)
 
 
 # Errors of zipfile and NumPy for files that are damaged, encrypted, of another type or compression.

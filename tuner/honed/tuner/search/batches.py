@@ -116,9 +116,9 @@ class Batches:
         self._evolved += 1
         return self._batch(SearchStrategy.EVOLUTION, self._evolution.propose(), last=last)
 
-    def _batch(self, way: SearchStrategy, found: list[Proposal], *, last: bool = False) -> Batch:
+    def _batch(self, way: SearchStrategy, proposals: list[Proposal], *, last: bool = False) -> Batch:
         self._last = way
-        ranked = sorted(found, key=lambda proposal: -(proposal.score or 0.0))
+        ranked = sorted(proposals, key=lambda proposal: -(proposal.score or 0.0))
         for left in ranked[self._size :]:
             self._evolution.forget(left)
         return Batch(way, ranked[: self._size], last)

@@ -189,14 +189,14 @@ def adapt(related: ScheduleTrace, to: ScheduleTrace) -> ScheduleTrace | None:
     return to.with_decisions(changed)
 
 
-def _decision(step: Any, made: Any) -> Decision | None:
+def _decision(step: Any, decision: Any) -> Decision | None:
     name, _, attributes, _ = step
     if name == "SamplePerfectTile":
-        factors = tuple(int(factor) for factor in made)
+        factors = tuple(int(factor) for factor in decision)
         most = int(attributes[1])
         return Tile(factors, most if most > 0 else math.prod(factors))
     if name == "SampleCategorical":
-        return Choice(int(made), len(attributes[0]))
+        return Choice(int(decision), len(attributes[0]))
     return None
 
 

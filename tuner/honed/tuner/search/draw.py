@@ -359,26 +359,26 @@ def _read(trace: Trace) -> _Read:
     return found
 
 
-def _add(found: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
+def _add(trace: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
     for place, number in enumerate(sample.inst.outputs):
-        found.numbers[number] = (len(found.samples), place)
-    found.samples.append(sample)
-    found.values.append(values)
+        trace.numbers[number] = (len(trace.samples), place)
+    trace.samples.append(sample)
+    trace.values.append(values)
 
 
-def _split(found: _Read, inst: Instruction) -> None:
+def _split(trace: _Read, inst: Instruction) -> None:
     """Record a split: each factor is a drawn number, a fixed one, or the quotient."""
     loop, *factors = inst.inputs
-    fixed = found.loops.pop(loop, None) == () and not any(factor in found.numbers for factor in factors)
+    fixed = trace.loops.pop(loop, None) == () and not any(factor in trace.numbers for factor in factors)
     for made, factor in zip(inst.outputs, factors, strict=True):
-        if factor in found.numbers:
-            found.loops[made] = (found.numbers[factor],)
+        if factor in trace.numbers:
+            trace.loops[made] = (trace.numbers[factor],)
         elif fixed or isinstance(factor, tirx.IntImm):
-            found.loops[made] = ()
+            trace.loops[made] = ()
 
 
-def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _Extent:
-    extents = [known[loop] for loop in loops if loop in known]
+def _product(loops: Iterable[tirx.For], loop_extents: Mapping[tirx.For, _Extent]) -> _Extent:
+    extents = [loop_extents[loop] for loop in loops if loop in loop_extents]
     drawn = sorted(place for extent in extents for place in extent.drawn)
     return _Extent(math.prod(extent.fixed for extent in extents), tuple(drawn))
 

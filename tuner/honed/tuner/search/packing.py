@@ -30,14 +30,14 @@ def pack(
     read: int,
     channel: int,
     lanes: int,
-    made: SBlockRV | None = None,
+    maker: SBlockRV | None = None,
     *,
     beside: bool = False,
 ) -> SBlockRV:
     """Lay an operand out with `lanes` output channels innermost; return the block that does.
 
     `channel` is the axis of `main` that runs along them; raises ValueError where it is no dimension of the
-    operand. `made` is the block that makes the operand; where it is not None, a copy is made. With `beside`,
+    operand. `maker` is the block that makes the operand; where it is not None, a copy is made. With `beside`,
     the vectors for one term of the sum lie side by side, as work-items of a warp read them, else those of one
     work-item.
     """
@@ -46,7 +46,7 @@ def pack(
     place = next((n for n, span in enumerate(region) if _is_axis(span.min, found.iter_vars, channel)), None)
     if place is None:
         raise ValueError("the output channels are no dimension of an operand")
-    block = schedule.cache_read(main, read, "global") if made is None else made
+    block = schedule.cache_read(main, read, "global") if maker is None else maker
 
     def order(*at: ir.Var) -> list[ir.Expr]:
         others = [index for n, index in enumerate(at) if n != place]

@@ -70,11 +70,11 @@ def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Calla
     Draws depend on the order, so the places of other sketches must not change.
     """
 
-    def add(made: Callable[..., bool]) -> Callable[..., bool]:
+    def add(function: Callable[..., bool]) -> Callable[..., bool]:
         if place in SKETCHES:
-            raise ValueError(f"{made.__name__} is at the place {place} of another sketch; take another")
-        SKETCHES[place] = partial(made, **options)
-        return made
+            raise ValueError(f"{function.__name__} is at the place {place} of another sketch; take another")
+        SKETCHES[place] = partial(function, **options)
+        return function
 
     return add
 
@@ -276,9 +276,9 @@ def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockInfo]:
     return [part_of(schedule, block) for block in blocks(schedule)]
 
 
-def is_contraction(schedule: Schedule, found: Sequence[BlockInfo]) -> bool:
+def is_contraction(schedule: Schedule, blocks: Sequence[BlockInfo]) -> bool:
     """Return whether blocks are one reduction over several operands, whose elements are used repeatedly."""
-    reductions = [p for p in found if p.is_reduction]
+    reductions = [p for p in blocks if p.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 

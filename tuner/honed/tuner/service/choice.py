@@ -80,14 +80,14 @@ def choose(models: Sequence[TuningCandidate], now: float) -> PassPlan | None:
     return PassPlan(name=max(new or ready, key=_use).name, seconds=seconds)
 
 
-def after_failure(known: TuningHistory, reason: str, now: float) -> TuningHistory:
+def after_failure(history: TuningHistory, reason: str, now: float) -> TuningHistory:
     """Return the history after a model could not be tuned: it is not retried for a while."""
-    delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
-    return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
+    delay = min(_RETRY_SECONDS * 2.0 ** min(history.failures, 20), _RETRY_MOST)
+    return replace(history, failures=history.failures + 1, retry=now + delay, reason=reason)
 
 
 def after_pass(
-    known: TuningHistory,
+    history: TuningHistory,
     *,
     finished: bool,
     headroom: float,
@@ -100,8 +100,8 @@ def after_pass(
     pass began.
     """
     return TuningHistory(
-        key=known.key,
-        passes=known.passes + 1,
+        key=history.key,
+        passes=history.passes + 1,
         headroom=_share(headroom),
         tasks=None if tasks is None else {task: _share(share) for task, share in tasks.items()},
         finished=finished,
@@ -109,9 +109,9 @@ def after_pass(
     )
 
 
-def after_hints(known: TuningHistory, hints: int) -> TuningHistory:
+def after_hints(history: TuningHistory, hints: int) -> TuningHistory:
     """Return the model as not finished where a hub may have added hints since, else unchanged."""
-    return replace(known, finished=False, hints=hints) if hints > known.hints else known
+    return replace(history, finished=False, hints=hints) if hints > history.hints else history
 
 
 def worth_profiling(version: Unprofiled, spent: TimeSpent, latency: Sequence[LatencyPoint]) -> bool:

@@ -45,10 +45,10 @@ class TuningPass:
         lease: LeaseHolder,
         view: TunerView,
         plan: PassPlan,
-        given: ExportedFiles,
+        files: ExportedFiles,
         folder: Path,
     ) -> None:
-        """Save the model's files: `given` is the model as the service has it, with its sources.
+        """Save the model's files: `files` is the model as the service has it, with its sources.
 
         `folder` is a scratch folder.
         """
@@ -56,11 +56,11 @@ class TuningPass:
         self._view = view
         self._device = view.devices[plan.name]
         self._plan = plan
-        self._given = given
+        self._given = files
         self._folder = folder
-        self._source = given.save_sources(folder / "source")
-        self._existing_build = given.save_compiled(folder / "given.honed")
-        self._serving = given.sha256  # The compiled file that a successor is made for
+        self._source = files.save_sources(folder / "source")
+        self._existing_build = files.save_compiled(folder / "given.honed")
+        self._serving = files.sha256  # The compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
         self._opened: SessionResources | None = None
@@ -75,7 +75,7 @@ class TuningPass:
         if self._opened is not None:
             self._opened.session.stop()
 
-    def run(self, known: TuningHistory) -> TuningHistory:
+    def run(self, history: TuningHistory) -> TuningHistory:
         """Tune, publish, and return the updated history.
 
         Raises HonedError where the service or a child fails.
@@ -87,7 +87,7 @@ class TuningPass:
                 partial(on_device, self._device, self._view.cache_dir, limits=LEASED),
                 records=self._view.records,
                 cache_dir=self._view.cache_dir,
-                seed=known.passes,
+                seed=history.passes,
                 emit=self._handle,
                 gate=self._gate,
                 trust_defaults=True,
@@ -110,9 +110,9 @@ class TuningPass:
             )
             self._publish(least=_LAST)
             if not session.tasks:
-                return known
+                return history
             return after_pass(
-                known,
+                history,
                 finished=not session.stopped,
                 headroom=headroom(session.tasks),
                 tasks=headrooms(session.tasks),

@@ -40,9 +40,9 @@ class TuningState:
         known = self._models.get(name)
         return known if known is not None and known.key == key else TuningHistory(key=key)
 
-    def put(self, name: str, known: TuningHistory) -> None:
+    def put(self, name: str, history: TuningHistory) -> None:
         """Store a model's history; warn where the disk is full."""
-        self._models[name] = known
+        self._models[name] = history
         try:
             with replacing(self._path) as file:
                 file.write(json.dumps(strict.to_plain(_File(models=self._models)), indent=1).encode())

@@ -120,13 +120,13 @@ def _nothing(session: TuningSession) -> str:
     return f"nothing could be tried: no task is left to tune{most}"
 
 
-def _sentence(found: Compared) -> str:
-    times = f"{found.old * 1e3:.3g} ms before, {found.new * 1e3:.3g} ms now, {found.runs} runs each"
-    if found.wrong:
-        return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"
-    if not found.faster:
+def _sentence(result: Compared) -> str:
+    times = f"{result.old * 1e3:.3g} ms before, {result.new * 1e3:.3g} ms now, {result.runs} runs each"
+    if result.wrong:
+        return f"the tuned model is not used: as a whole it answers wrong ({result.wrong})"
+    if not result.faster:
         return f"the tuned model is not used: side by side it is not faster ({times})"
-    return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
+    return f"{result.old / result.new:.2f} times faster, measured side by side ({times})"
 
 
 def _gain_text(session: TuningSession) -> str:

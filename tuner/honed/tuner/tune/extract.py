@@ -159,19 +159,19 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 
 
 def _rivals(
-    joining: FusionPolicy, found: Set[str], profile: DeviceProfile
+    joining: FusionPolicy, keys: Set[str], profile: DeviceProfile
 ) -> tuple[list[Extracted], tuple[FusionAlternatives, ...]]:
     """Return tasks of the variants that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []
     for contest, forms in joining.contests:
-        if not found >= set(contest.keys(contest.expected)):
+        if not keys >= set(contest.keys(contest.expected)):
             continue  # A call outside the found tasks, or one with other constants elsewhere
         contests.append(contest)
         for one in (forms.fused, *forms.unfused):
             func = mark_constants(one.func, one.constants, profile)
             key = task_key(func)
-            if key not in found:
+            if key not in keys:
                 rivals[key] = Extracted(_task(func, one.name, key, 0, one.outputs), func)
     return list(rivals.values()), tuple(contests)
 

@@ -134,12 +134,14 @@ class Searcher(RpcServer):
         only = adopt(func, call.name, call.outputs)
         return self._keep(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
-    def _keep(self, found: Extraction) -> ModelTasks:
-        tasks = (*found.tasks, *found.rivals)
+    def _keep(self, extraction: Extraction) -> ModelTasks:
+        tasks = (*extraction.tasks, *extraction.rivals)
         for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
         return ModelTasks(
-            tasks=tuple(one.task for one in tasks), opaque=tuple(found.opaque), contests=found.contests
+            tasks=tuple(one.task for one in tasks),
+            opaque=tuple(extraction.opaque),
+            contests=extraction.contests,
         )
 
     def _load(self, call: LoadTask | MakeDefault | Propose) -> LoadedTask:
@@ -298,12 +300,12 @@ class TaskSearch:
             self._batches.know(proposal.trace, float(s))
         return ranked
 
-    def _entries(self, found: Sequence[_Made]) -> tuple[ProposedCandidate, ...]:
+    def _entries(self, candidates: Sequence[_Made]) -> tuple[ProposedCandidate, ...]:
         """Return candidates, lowered by all processes at once, or why they have no kernels."""
         begin = self._searcher.forked.begin
-        begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
+        begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in candidates]
         entries = list[ProposedCandidate]()
-        for (key, trace, score, _), one in zip(found, begun, strict=True):
+        for (key, trace, score, _), one in zip(candidates, begun, strict=True):
             made = one.result()
             refused = made if isinstance(made, str) else ""
             candidate = None if isinstance(made, str) else Candidate.of(key, made)

@@ -60,10 +60,10 @@ class Rooflines:
         self.rates[progress.task.key] = rate
         progress.roofline = self.of(progress.task)
 
-    def take(self, found: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
+    def take(self, new_peaks: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
         """Raise the peaks to those found, and update the rooflines where a figure rose."""
         assert self.profile.peaks is not None
-        peaks = roofline.higher(self.profile.peaks, found)
+        peaks = roofline.higher(self.profile.peaks, new_peaks)
         if peaks == self.profile.peaks:
             return
         self.profile = replace(self.profile, peaks=peaks)
@@ -168,13 +168,13 @@ class TuningSession:
         """Return whether the records give other kernels than the model is first served with."""
         return any(p.best_trace is not None or p.extra_runs for p in self.tasks)
 
-    def run(self, found: Callable[[], ModelTasks], budget: SearchBudget) -> None:
+    def run(self, find_tasks: Callable[[], ModelTasks], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         self._budget = budget
         with self._trying:
             self.records.quarantine_abandoned()
             if self._may_go_on():
-                self._extract(found)
+                self._extract(find_tasks)
                 self._time_defaults()
                 while budget.trials == 0 and self._time_rival():
                     pass
@@ -197,10 +197,10 @@ class TuningSession:
                 return False
         return True
 
-    def _extract(self, found: Callable[[], ModelTasks]) -> None:
+    def _extract(self, find_tasks: Callable[[], ModelTasks]) -> None:
         self.emit(events.Stage(stage="extract", fraction=0.0, text="extract the tasks"))
         self._gate.leave()
-        all_ = found()
+        all_ = find_tasks()
         self.contests = all_.contests
         self.tasks += [TaskProgress(task=task, roofline=self._rooflines.of(task)) for task in all_.tasks]
         for task in all_.opaque:
@@ -274,12 +274,12 @@ class TuningSession:
         self.records.put_default(key, self._for_defaults, default)
         self._take_default(progress, trial.seconds)
 
-    def _trusts(self, progress: TaskProgress, known: kept.DefaultScheduleTime | None) -> bool:
+    def _trusts(self, progress: TaskProgress, recorded: kept.DefaultScheduleTime | None) -> bool:
         """Use a default schedule's time from the records, where they hold all that is needed."""
-        if known is None or known.rate is None:
+        if recorded is None or recorded.rate is None:
             return False
-        self._rooflines.note(progress, known.rate)
-        self._take_default(progress, known.seconds)
+        self._rooflines.note(progress, recorded.rate)
+        self._take_default(progress, recorded.seconds)
         return True
 
     def _take_default(self, progress: TaskProgress, seconds: float) -> None:

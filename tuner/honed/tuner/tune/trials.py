@@ -268,9 +268,9 @@ class Trials:
         self._know(candidate_id, Tried(record=number, task=self.workload.task, trace=trace))
         return None
 
-    def _know(self, candidate_id: str, known: Tried) -> None:
+    def _know(self, candidate_id: str, tried: Tried) -> None:
         self._known.pop(candidate_id, None)
-        self._known[candidate_id] = known
+        self._known[candidate_id] = tried
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 

@@ -142,49 +142,49 @@ def open_at_steps(model: onnx.ModelProto) -> PiecewiseModel | None:
 def _disconnect(
     model: onnx.ModelProto,
     steps: Collection[int],
-    known: Mapping[str, graphs.TypedValue],
-    given: Mapping[str, str],
-    made: Mapping[str, str],
+    types: Mapping[str, graphs.TypedValue],
+    new_inputs: Mapping[str, str],
+    new_outputs: Mapping[str, str],
 ) -> onnx.ModelProto:
     """Return the model with the given steps disconnected, by renaming their values.
 
-    A step reads `given[x]` in place of x and makes `made[q]` in place of q.
+    A step reads `new_inputs[x]` in place of x and makes `new_outputs[q]` in place of q.
     """
-    outputs = [value for value in model.graph.output if value.name not in made]
+    outputs = [value for value in model.graph.output if value.name not in new_outputs]
     there = {value.name for value in outputs}
     return graphs.rebuild_model(
         model,
-        [_rename(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
+        [_rename(n, new_inputs, new_outputs) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
             *model.graph.input,
-            *(info(known[name], other) for name, other in given.items()),
-            *(info(known[name], name) for name in made),
+            *(info(types[name], other) for name, other in new_inputs.items()),
+            *(info(types[name], name) for name in new_outputs),
         ],
         [
             *outputs,
-            *(info(known[name], name) for name in given if name not in there),
-            *(info(known[name], other) for name, other in made.items()),
+            *(info(types[name], name) for name in new_inputs if name not in there),
+            *(info(types[name], other) for name, other in new_outputs.items()),
         ],
     )
 
 
-def moving(model: onnx.ModelProto, apart: PiecewiseModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
+def moving(model: onnx.ModelProto, piecewise: PiecewiseModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
     """Return the model with noise added to the inputs of its steps.
 
     `sizes` gives the largest noise by value. Each run of the model adds other noise.
     """
     model = graphs.inline_functions(model)
-    taken = set(apart.given.values()) | set(apart.made.values())
+    taken = set(piecewise.given.values()) | set(piecewise.made.values())
     taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
     moved = {name: _unique_name(f"{name}, moved", taken) for name in sizes}
-    types = {value.name: value.type.tensor_type.elem_type for value in apart.model.graph.input}
+    types = {value.name: value.type.tensor_type.elem_type for value in piecewise.model.graph.input}
     nodes: list[onnx.NodeProto] = []
-    for node, other in zip(model.graph.node, apart.model.graph.node, strict=True):
+    for node, other in zip(model.graph.node, piecewise.model.graph.node, strict=True):
         is_step = list(node.output) != list(other.output)
         nodes.append(_rename(node, moved, {}) if is_step else node)
         for name in node.output:
             if name in moved:
-                typed = types[apart.given[name]]
+                typed = types[piecewise.given[name]]
                 nodes += _noise(name, moved[name], _unique_name(f"{name}, added", taken), sizes[name], typed)
     return graphs.rebuild_model(model, nodes, list(model.graph.input), list(model.graph.output))
 
@@ -205,12 +205,14 @@ def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return graphs.rebuild_model(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
-def exposing(model: onnx.ModelProto, apart: PiecewiseModel) -> onnx.ModelProto:
+def exposing(model: onnx.ModelProto, piecewise: PiecewiseModel) -> onnx.ModelProto:
     """Return the model with the values at its steps among its outputs."""
     exposed = graphs.copy_model(graphs.inline_functions(model))
     there = {value.name for value in exposed.graph.output}
-    typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
-    exposed.graph.output.extend(typed[name] for name in (*apart.before, *apart.after) if name not in there)
+    typed = {value.name: value for value in (*piecewise.model.graph.input, *piecewise.model.graph.output)}
+    exposed.graph.output.extend(
+        typed[name] for name in (*piecewise.before, *piecewise.after) if name not in there
+    )
     return exposed
 
 
@@ -228,15 +230,15 @@ def open_with_reference(
     return None if isinstance(reference, ReferenceFailure) else (apart, reference.outputs)
 
 
-def _small(apart: PiecewiseModel) -> bool:
-    given = (graphs.of_info(value) for value in apart.model.graph.input)
+def _small(piecewise: PiecewiseModel) -> bool:
+    given = (graphs.of_info(value) for value in piecewise.model.graph.input)
     nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
     return nbytes <= MOST_BYTES
 
 
 def _is_step(
     node: onnx.NodeProto,
-    known: Mapping[str, graphs.TypedValue],
+    types: Mapping[str, graphs.TypedValue],
     varying: set[str],
     ends: Mapping[str, frozenset[str]],
 ) -> bool:
@@ -244,10 +246,10 @@ def _is_step(
         return False
     at_the_end = node.op_type in BOUNDED | _CLIPPING and node.output[0] in ends
     if at_the_end or node.op_type in _QUANTISING | _CHOOSING | _ROUNDING_INSIDE:
-        return all(name in known for name in node.input if name in varying)
-    if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
+        return all(name in types for name in node.input if name in varying)
+    if node.op_type != "Cast" or node.input[0] not in types or node.output[0] not in types:
         return False
-    given, made = known[node.input[0]], known[node.output[0]]
+    given, made = types[node.input[0]], types[node.output[0]]
     return given.dtype.startswith("float") and not made.dtype.startswith("float")
 
 
@@ -276,11 +278,13 @@ def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]
     return found
 
 
-def _rename(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
+def _rename(
+    node: onnx.NodeProto, new_inputs: Mapping[str, str], new_outputs: Mapping[str, str]
+) -> onnx.NodeProto:
     other = onnx.NodeProto()
     other.CopyFrom(node)
-    other.input[:] = [given.get(name, name) for name in node.input]
-    other.output[:] = [made.get(name, name) for name in node.output]
+    other.input[:] = [new_inputs.get(name, name) for name in node.input]
+    other.output[:] = [new_outputs.get(name, name) for name in node.output]
     return other
 
 
@@ -430,16 +434,16 @@ def judge(
     precision: str,
     tolerance: Sequence[float],
     limits: EvaluationLimits = DEFAULT_LIMITS,
-    known: Opened | None = None,
+    opened_model: Opened | None = None,
 ) -> PiecewiseVerification | None:
     """Verify a model with static shapes part by part; None where it has no steps, or they cannot be opened.
 
     `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and returns its outputs for
     each, by name, one set after the other, and stops at the first that is wrong. `precision` is that of the
     arithmetic, `tolerance` the allowed error of the whole if it had no steps, both as in the module
-    `tolerance`. `known` is the result of `open_with_reference` for the model and inputs, if available.
+    `tolerance`. `opened_model` is the result of `open_with_reference` for the model and inputs, if available.
     """
-    found = known or open_with_reference(model, inputs, limits)
+    found = opened_model or open_with_reference(model, inputs, limits)
     if found is None:
         return None
     apart, reference = found
@@ -515,24 +519,24 @@ def _tolerances(
 class _Parts:
     """A comparison of an opened model's outputs with the reference's values."""
 
-    def __init__(self, apart: PiecewiseModel, precision: str, limits: EvaluationLimits) -> None:
-        self._original = {made: name for name, made in apart.made.items()}
-        self._apart = apart
-        self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in BOUNDED}
+    def __init__(self, piecewise: PiecewiseModel, precision: str, limits: EvaluationLimits) -> None:
+        self._original = {made: name for name, made in piecewise.made.items()}
+        self._apart = piecewise
+        self._bounded = {n.output[0] for n in piecewise.model.graph.node if n.op_type in BOUNDED}
         self._precision = precision
         self._limits = limits
-        self._work = work(apart.model, graphs.infer(apart.model))
+        self._work = work(piecewise.model, graphs.infer(piecewise.model))
 
-    def compare_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
+    def compare_all(self, inputs: Arrays, reference: Arrays, actual: Arrays) -> Iterator[Difference]:
         """Yield the difference of each output of one run from the reference on the same inputs."""
-        for name in found:
-            difference = self.compare(name, reference, found)
+        for name in actual:
+            difference = self.compare(name, reference, actual)
             if not difference.right and name in self._apart.inside:
-                most = max(difference.tolerance, self._inner_tolerance(name, given, reference))
+                most = max(difference.tolerance, self._inner_tolerance(name, inputs, reference))
                 difference = replace(difference, tolerance=most)
             yield difference
 
-    def _inner_tolerance(self, name: str, given: Arrays, reference: Arrays) -> float:
+    def _inner_tolerance(self, name: str, inputs: Arrays, reference: Arrays) -> float:
         """Return how far an operator that rounds inside may be off: twice what moving its inputs changes.
 
         The inputs move by a hundredth of a quantum, because the rounding inside cannot be observed.
@@ -543,7 +547,7 @@ class _Parts:
             {
                 n: v + OF_A_QUANTUM / _QUANTA * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
                 if n in own and v.dtype.kind == "f" else v
-                for n, v in given.items()
+                for n, v in inputs.items()
             }
             for _ in range(_MOVES)
         ]  # fmt: skip
@@ -553,13 +557,13 @@ class _Parts:
             return 0.0
         return min(2 * max(_change(reference[original], each[name]) for each in moved.outputs), _INSIDE)
 
-    def compare(self, name: str, reference: Arrays, found: Arrays) -> Difference:
+    def compare(self, name: str, reference: Arrays, actual: Arrays) -> Difference:
         """Return how far output `name` of the opened model is off.
 
         An error of one quantum does not count where it is permitted.
         """
         original = self._original.get(name, name)
-        expected, got = reference[original], found[name]
+        expected, got = reference[original], actual[name]
         allowed = self._work.tolerance_of(expected.dtype.name, self._precision)
         alike = (expected.dtype, expected.shape) == (got.dtype, got.shape) and expected.dtype.kind in "iu"
         if alike and name != original and original in self._apart.quantising:
@@ -585,7 +589,7 @@ _Pairs = Sequence[tuple[Arrays, Arrays]]  # Outputs of the reference, and those 
 
 def _shift_steps(
     model: onnx.ModelProto,
-    apart: PiecewiseModel,
+    piecewise: PiecewiseModel,
     inputs: Sequence[Arrays],
     reference: Sequence[Arrays],
     errors: Mapping[str, float],
@@ -594,11 +598,11 @@ def _shift_steps(
     """Return the reference's outputs with its values before the steps moved, beside the original ones."""
     sizes = {
         name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference])
-        for name in apart.before
+        for name in piecewise.before
         if reference[0][name].dtype.kind == "f"
     }
     again = [(given, values) for given, values in zip(inputs, reference, strict=True)] * _MOVES
-    found = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
+    found = evaluate(moving(model, piecewise, sizes), [i for i, _ in again], limits) if sizes else None
     if not isinstance(found, Reference):
         return []
     return list(zip((values for _, values in again), found.outputs, strict=True))

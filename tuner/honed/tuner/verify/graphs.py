@@ -288,14 +288,14 @@ def _infer_types(model: onnx.ModelProto) -> dict[str, TypedValue]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _compute_values(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
+def _compute_values(model: onnx.ModelProto, types: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
     """Return the values of Shape nodes, of integers computed from them, and of scales, by name."""
     fixed = constants(model)
     learnt: dict[str, np.ndarray] = {}
     for node in model.graph.node:
         inputs = [name for name in node.input if name]
-        if node.op_type == "Shape" and node.input[0] in known:
-            shape = known[node.input[0]].shape
+        if node.op_type == "Shape" and node.input[0] in types:
+            shape = types[node.input[0]].shape
             part = shape[slice(attribute(node, "start", 0), attribute(node, "end", len(shape)))]
             learnt[node.output[0]] = np.array(part, np.int64)
         elif node.op_type in _FOLDED and inputs and all(n in fixed or n in learnt for n in inputs):
@@ -306,10 +306,10 @@ def _compute_values(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> 
 
 
 def _fold(
-    node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
+    node: onnx.NodeProto, inputs: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
     """Return the value of one node; None where it decides no shapes, or cannot be computed."""
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in inputs.items() if value is not None}
     if not all(map(_decides_shapes, values.values())):
         return None
     value = evaluate_node(node, values, model.opset_import)

@@ -204,15 +204,15 @@ def _precision(model: onnx.ModelProto) -> str:
     return "fp64" if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types else "fp32"
 
 
-def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tuple[str, float]:
+def _objection(expected: ReferenceProbes, actual: Sequence[Arrays] | str) -> tuple[str, float]:
     """Return the largest difference in words, and the largest error.
 
     The text is "" where no output is off by more than its tolerance.
     """
-    if isinstance(found, str):
-        return f"ONNX Runtime does not run it so: {found}", float("inf")
+    if isinstance(actual, str):
+        return f"ONNX Runtime does not run it so: {actual}", float("inf")
     worst, text = 0.0, ""
-    for wanted, made in zip(expected.outputs, found, strict=True):
+    for wanted, made in zip(expected.outputs, actual, strict=True):
         try:
             off = differences(wanted, made, expected.tolerance, expected.selections)
         except InvalidArgument as error:
@@ -273,7 +273,7 @@ class _Runs:
         return str(result["failure"])
 
 
-def _blame(runs: _Runs, level: str, given: Arrays) -> str:
+def _blame(runs: _Runs, level: str, inputs: Arrays) -> str:
     """Return a sentence on the first node that differs in ONNX Runtime's graph at `level`; "" if none."""
     try:
         runs.at(level, "--write")
@@ -281,7 +281,7 @@ def _blame(runs: _Runs, level: str, given: Arrays) -> str:
         known = {*_values(runs.model.graph), *graphs.outputs(runs.model)}
         shared = [name for name in _values(made.graph) if name in known]
         plain, optimised = (
-            _all_of(model, shared, given, runs.folder / place, runs.limits)
+            _all_of(model, shared, inputs, runs.folder / place, runs.limits)
             for model, place in ((runs.model, "plain"), (made, "made"))
         )
     except (OSError, HonedError, _Unknown, ValueError):
@@ -293,7 +293,7 @@ def _blame(runs: _Runs, level: str, given: Arrays) -> str:
 
 
 def _all_of(
-    model: onnx.ModelProto, names: Sequence[str], given: Arrays, folder: Path, limits: EvaluationLimits
+    model: onnx.ModelProto, names: Sequence[str], inputs: Arrays, folder: Path, limits: EvaluationLimits
 ) -> Arrays:
     """Return the values of these names, computed without further optimisation.
 
@@ -303,15 +303,15 @@ def _all_of(
     shows = graphs.copy_model(model)
     there = set(graphs.outputs(model))
     shows.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
-    found = _Runs(folder, shows, [given], limits).at(LOWEST)
+    found = _Runs(folder, shows, [inputs], limits).at(LOWEST)
     return {} if isinstance(found, str) else found[0]
 
 
-def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
+def _differs(plain: np.ndarray, actual: np.ndarray) -> bool:
     if not graphs.is_carried(plain.dtype.name):
         return False
     try:
-        return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
+        return not compare(plain, actual, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
         return False  # The value is laid out differently
 
@@ -320,10 +320,10 @@ def _values(graph: onnx.GraphProto) -> list[str]:
     return [name for node in graph.node for name in node.output if name]
 
 
-def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: str) -> str:
+def _sentence(plain: onnx.GraphProto, optimised: onnx.GraphProto, value: str, level: str) -> str:
     """Return a sentence on which node makes a value, and which nodes of the file it stands for."""
-    node = next(each for each in made.node if value in each.output)
-    kept = set(_values(made))
+    node = next(each for each in optimised.node if value in each.output)
+    kept = set(_values(optimised))
     by = {name: each for each in plain.node for name in each.output}
     stands: list[onnx.NodeProto] = []
     waiting = [value]

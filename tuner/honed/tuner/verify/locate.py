@@ -136,18 +136,18 @@ class _Search:
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
         return [o for o in outputs if o in self.known and o not in self.agrees]
 
-    def _pick(self, name: str, behind: Sequence[str], count: int) -> list[str]:
-        """Return which of the values in `behind`, from which `name` is computed, to compare next.
+    def _pick(self, name: str, causes: Sequence[str], count: int) -> list[str]:
+        """Return which of the values in `causes`, from which `name` is computed, to compare next.
 
         These are the inputs of its node, which prove it right or wrong; a spread over the values on which no
         agreeing value depends, where the fault is more likely; and a spread over all, because the fault may
         be elsewhere.
         """
         vouched = self._back(self.agrees)
-        suspects = [o for o in behind if self.maker[o] not in vouched]
+        suspects = [o for o in causes if self.maker[o] not in vouched]
         reads = graphs.reads(self.model.graph.node[self.maker[name]])
         half = (count + 1) // 2
-        return [*_spread(suspects, half), *_spread(behind, half), *(o for o in behind if o in reads)]
+        return [*_spread(suspects, half), *_spread(causes, half), *(o for o in causes if o in reads)]
 
     def _back(self, names: Iterable[str], without: Collection[str] = ()) -> set[int]:
         """Return the nodes, by index, that the values depend on, except by way of the values `without`."""

@@ -93,15 +93,15 @@ def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, C
 
 
 def coverage_at_steps(
-    apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str
+    piecewise: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str
 ) -> Coverage:
-    """Return how much a verification at the steps of `apart` says about output `name`.
+    """Return how much a verification at the steps of `piecewise` says about output `name`.
 
     `reference` has the values at the steps for each probe. Traces back through operators that choose,
     saturate or only move, to values that are informative or that the inputs hold; the least of them counts.
     """
     maker = {output: node for node in model.graph.node for output in node.output}
-    decided, at_steps = graphs.varying(model, _OF_SHAPES), {*apart.before, *apart.after}
+    decided, at_steps = graphs.varying(model, _OF_SHAPES), {*piecewise.before, *piecewise.after}
     found, seen, waiting = [], {name}, [name]
     while waiting:
         node = maker.get(waiting.pop())
@@ -263,35 +263,35 @@ def choose(
     *,
     seed: int = 0,
     limits: EvaluationLimits = DEFAULT_LIMITS,
-    given: Sequence[Mapping[str, np.ndarray]] = (),
+    examples: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
-    apart: PiecewiseModel | None = None,
+    piecewise: PiecewiseModel | None = None,
     preconditions: Sequence[Precondition] = (),
 ) -> ReferenceProbes | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
-    `given` are the user's inputs, which precede generated ones. `precision` is that of the compiled form's
-    arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model opened
-    at its steps, where the values there are needed; its evaluation alone may fail, as they may be too large.
-    Generated inputs keep to the compiled form's `preconditions`. Where too few inputs are well determined the
-    best of the others are used, and the tolerance of float outputs is widened to eight times their noise, up
-    to 5 %, which a note says. Raises as `Inputs` does.
+    `examples` are the user's inputs, which precede generated ones. `precision` is that of the compiled form's
+    arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `piecewise` is the model
+    opened at its steps, where the values there are needed; its evaluation alone may fail, as they may be too
+    large. Generated inputs keep to the compiled form's `preconditions`. Where too few inputs are well
+    determined the best of the others are used, and the tolerance of float outputs is widened to eight times
+    their noise, up to 5 %, which a note says. Raises as `Inputs` does.
     """
     allowed, names = for_model(model, precision), graphs.outputs(model)
     fresh = Inputs(model, whole, preconditions)
-    shows = exposing(model, apart) if apart is not None else model
+    shows = exposing(model, piecewise) if piecewise is not None else model
     trials: list[_Trial] = []
     evaluator, note, shrink, rounds = "", None, 0, 0
     while rounds < _ROUNDS:
         rounds += 1
-        drawn = [dict(each) for each in given[:count]] if rounds == 1 else []
+        drawn = [dict(each) for each in examples[:count]] if rounds == 1 else []
         if len(drawn) < count:
             drawn += fresh.draw(rounds * count, seed, shrink=shrink)[len(drawn) - count :]
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluate(shows, drawn, seed, limits, evaluators, len(names))
         if isinstance(found, ReferenceFailure):
-            if apart is not None:
+            if piecewise is not None:
                 return found
             if trials:
                 break
@@ -325,7 +325,7 @@ def choose(
         outputs=tuple({name: trial.outputs[name] for name in names} for trial in best),
         tolerance=tolerance,
         notes=(*([note] if note else ()), *widened),
-        opened=(apart, [trial.outputs for trial in best]) if apart is not None else None,
+        opened=(piecewise, [trial.outputs for trial in best]) if piecewise is not None else None,
     )
     return _with_coverage(model, made, fixed, precision, limits)
 
@@ -346,9 +346,11 @@ def _evaluate(
     return evaluate(model, drawn, limits, evaluators, more=moved, first=first)
 
 
-def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], found: Reference) -> list[_Trial]:
+def _trials(
+    model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], reference: Reference
+) -> list[_Trial]:
     count = len(drawn)
-    evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
+    evaluated = zip(drawn, reference.outputs[:count], reference.outputs[count:], strict=True)
     return [
         _Trial(given, calm, _noise(calm, other), of_outputs(model, [calm]))
         for given, calm, other in evaluated
@@ -435,7 +437,7 @@ def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Coverage:
 
 def _with_coverage(
     model: onnx.ModelProto,
-    made: ReferenceProbes,
+    probes: ReferenceProbes,
     fixed: Mapping[str, np.ndarray],
     precision: str,
     limits: EvaluationLimits,
@@ -444,12 +446,12 @@ def _with_coverage(
 
     They cover it by themselves, with the values at the model's steps, or as elements that are `fixed`.
     """
-    plain = of_outputs(model, made.outputs)
+    plain = of_outputs(model, probes.outputs)
     poor = {name for name, share in plain.items() if share.varied < ENOUGH}
     hidden = [name for name in plain if name in poor and plain[name].finite >= ENOUGH]
-    deeper = _coverage_at_steps(model, made, hidden, limits) if hidden else {}
+    deeper = _coverage_at_steps(model, probes, hidden, limits) if hidden else {}
     equal = {
-        name: _of_changing([each[name] for each in made.outputs], fixed[name])
+        name: _of_changing([each[name] for each in probes.outputs], fixed[name])
         for name in plain
         if name in poor & fixed.keys()
     }
@@ -457,25 +459,25 @@ def _with_coverage(
     shares = {name: deeper.get(name, equal.get(name, share)) for name, share in plain.items()}
     constant = [name for name in equal if name not in deeper and fixed[name].all()]
     return replace(
-        made,
+        probes,
         covered=tuple(share.varied for share in shares.values()),
         unproven=next((share.why_not(name) for name, share in shares.items() if share.varied < ENOUGH), ""),
         hidden=next((plain[name].why_not(name) for name in hidden if name in deeper), ""),
         needs_steps=any(name not in equal for name in deeper),
         tolerance=tuple(
             min(most, _ROUNDING[precision]) if name in constant else most
-            for name, most in zip(plain, made.tolerance, strict=True)
+            for name, most in zip(plain, probes.tolerance, strict=True)
         ),
-        notes=(*made.notes, *(f"output {name!r} {_CONSTANT}" for name in constant)),
+        notes=(*probes.notes, *(f"output {name!r} {_CONSTANT}" for name in constant)),
     )
 
 
 def _coverage_at_steps(
-    model: onnx.ModelProto, made: ReferenceProbes, names: Sequence[str], limits: EvaluationLimits
+    model: onnx.ModelProto, probes: ReferenceProbes, names: Sequence[str], limits: EvaluationLimits
 ) -> dict[str, Coverage]:
     """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
     model = graphs.inline_functions(model)
-    known = made.opened or open_with_reference(model, made.inputs, limits)
+    known = probes.opened or open_with_reference(model, probes.inputs, limits)
     if known is None:
         return {}
     apart, reference = known

@@ -450,13 +450,13 @@ def _up_to(axis: str, default: int = 0) -> Callable[[InputUse], Range]:
     return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
 
 
-def _lengths(value: TypedValue, given: Sequence[TypedValue]) -> Range:
+def _lengths(value: TypedValue, inputs: Sequence[TypedValue]) -> Range:
     """Return the range of "x_lens", which counts places along an axis of "x".
 
     The axis is unknown, so the smallest bounds all.
     """
     of = re.sub(r"_?len(s|gths?)?$", "", value.name.lower())
-    axes = [min(one.shape[1:], default=math.inf) for one in given if one.name.lower() == of]
+    axes = [min(one.shape[1:], default=math.inf) for one in inputs if one.name.lower() == of]
     return Range(low=1, high=max(1, min(axes, default=math.inf)))
 
 

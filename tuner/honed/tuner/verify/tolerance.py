@@ -68,11 +68,11 @@ def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1
     return DOUBLE if coarsest == 8 else SINGLE
 
 
-def compare_value(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
+def compare_value(expected: np.ndarray, actual: np.ndarray, allowed: float, name: str) -> Difference:
     """Return how far off a value is: infinitely far where its type or shape differs."""
-    if expected.dtype != found.dtype or expected.shape != found.shape:
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
-    return compare(expected, found, allowed, name)
+    return compare(expected, actual, allowed, name)
 
 
 def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
@@ -98,21 +98,21 @@ def _dtype_name(output: onnx.ValueInfoProto) -> str:
     return name
 
 
-def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> RoundingProfile:
-    """Return depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
+def work(model: onnx.ModelProto, types: Mapping[str, graphs.TypedValue]) -> RoundingProfile:
+    """Return depth and longest sum of a model's main graph, where `types` holds the shapes of its values."""
     depth: dict[str, int] = {}
     longest = 1
     for node in model.graph.node:
         rounds = 0 if node.op_type in MOVING or node.op_type in ("Constant", "Shape") else 1
         reached = rounds + max((depth.get(name, 0) for name in node.input), default=0)
         depth.update({name: reached for name in node.output if name})
-        longest = max(longest, _terms(node, known))
+        longest = max(longest, _terms(node, types))
     return RoundingProfile(depth=max(depth.values(), default=1) or 1, reduction=longest)
 
 
-def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
+def _terms(node: onnx.NodeProto, types: Mapping[str, graphs.TypedValue]) -> int:
     """Return the largest number of terms in a node's sums; 1 where it has none or its shapes are unknown."""
-    shapes = [known[n].shape for n in node.input if n in known]
+    shapes = [types[n].shape for n in node.input if n in types]
     if not shapes or not shapes[0]:
         return 1
     first, second = shapes[0], shapes[1] if len(shapes) > 1 else ()
@@ -136,5 +136,5 @@ def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
         case _ if node.op_type in MOVING:
             return 1
         case _:
-            made = next((known[n].shape for n in node.output if n in known), None)
+            made = next((types[n].shape for n in node.output if n in types), None)
             return 1 if made is None else max(1, math.prod(first) // max(math.prod(made), 1))

@@ -36,9 +36,9 @@ from .rows import by_rows
 class Extractor:
     """A builder of models from some nodes of one model; they keep its opsets and functions."""
 
-    def __init__(self, model: onnx.ModelProto, found: NodeSurvey) -> None:
+    def __init__(self, model: onnx.ModelProto, surveyed: NodeSurvey) -> None:
         self._model = model
-        self._survey = found
+        self._survey = surveyed
         self._initial = {tensor.name: tensor for tensor in model.graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in model.graph.sparse_initializer}
 
@@ -86,14 +86,14 @@ class Extractor:
             by_rows=sized and by_rows(model, taken, gives),
         )
 
-    def without(self, behind: Collection[int], outputs: Sequence[StaticTensorSpec]) -> onnx.ModelProto:
+    def without(self, tail: Collection[int], outputs: Sequence[StaticTensorSpec]) -> onnx.ModelProto:
         """Return the original model without some of its nodes, by number, and nodes that only they need.
 
         A value that is known while compiling, such as a shape, becomes a constant in place of its node.
         """
         gone: set[str] = set()
         for one in self._survey.nodes:
-            if one.index in behind or (one.folded and not gone.isdisjoint(one.reads)):
+            if one.index in tail or (one.folded and not gone.isdisjoint(one.reads)):
                 gone.update(one.node.output)
         needed = {spec.name for spec in outputs}
         kept: list[SurveyedNode] = []
@@ -326,20 +326,20 @@ def _select_needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> lis
     return kept[::-1]
 
 
-def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[PartitionNode], set[str]]:
+def _units(nodes: Sequence[SurveyedNode], surveyed: NodeSurvey) -> tuple[list[PartitionNode], set[str]]:
     """Return the nodes as units to divide, judged by a survey, and the values that cannot be transferred."""
-    able = {one.index: not one.why for one in found.nodes}
+    able = {one.index: not one.why for one in surveyed.nodes}
     units = [
         PartitionNode(
             reads=one.reads,
             makes=tuple(name for name in one.node.output if name),
             able=able[one.index],
-            work=flops(one.node, found.observed),
+            work=flops(one.node, surveyed.observed),
         )
         for one in nodes
     ]
     made = {name for unit in units for name in unit.makes}
-    return units, {n for n in made if not is_carried(found.types.get(n)) and n not in found.constants}
+    return units, {n for n in made if not is_carried(surveyed.types.get(n)) and n not in surveyed.constants}
 
 
 def _assign_last_stages(
@@ -380,12 +380,12 @@ def _paying(units: Sequence[PartitionNode], stages: Sequence[int], worth: Partit
 
 def _cut(
     model: onnx.ModelProto,
-    found: NodeSurvey,
+    surveyed: NodeSurvey,
     nodes: Sequence[SurveyedNode],
     placed: _Places,
     outputs: Sequence[str],
 ) -> PartitionedModel:
-    extractor = Extractor(model, found)
+    extractor = Extractor(model, surveyed)
     stages: dict[int, list[SurveyedNode]] = {}
     for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
@@ -399,7 +399,7 @@ def _cut(
         parts[stage] = extractor.part(stages[stage], elsewhere, sized=placed.is_sizable(stage))
     behind = [stage for stage in odd if stage >= placed.tail]
     specs = tuple(extractor.spec(name) for name in outputs)
-    gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
+    gives = _compiled_outputs(surveyed, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
     program = given
     if len(odd) > len(behind) or not odd:
@@ -417,18 +417,18 @@ def _cut(
         tail=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
-        flops=sum(flops(one.node, found.observed) for one in compiled),
+        flops=sum(flops(one.node, surveyed.observed) for one in compiled),
     )
 
 
 def _compiled_outputs(
-    found: NodeSurvey, outputs: Sequence[StaticTensorSpec], behind: Sequence[CpuPartitionModel]
+    surveyed: NodeSurvey, outputs: Sequence[StaticTensorSpec], tail: Sequence[CpuPartitionModel]
 ) -> tuple[StaticTensorSpec, ...]:
     """Return the outputs of the compiled program: the model's own, and values that tail partitions read."""
-    by_parts = {spec.name for part in behind for spec in part.outputs}
-    elsewhere = by_parts | {spec.name for spec in found.inputs}
+    by_parts = {spec.name for part in tail for spec in part.outputs}
+    elsewhere = by_parts | {spec.name for spec in surveyed.inputs}
     gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}
-    gives |= {spec.name: spec for part in behind for spec in part.inputs if spec.name not in elsewhere}
+    gives |= {spec.name: spec for part in tail for spec in part.inputs if spec.name not in elsewhere}
     if not gives:
         raise NodeRefused("nothing that can be compiled of it is used by the rest")
     return tuple(gives.values())

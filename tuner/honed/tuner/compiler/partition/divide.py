@@ -121,7 +121,7 @@ def divide(
 
 def with_less_to_hand_over(
     units: Sequence[PartitionNode],
-    found: StageAssignment,
+    assignment: StageAssignment,
     light: Container[int],
     nbytes: Mapping[str, int],
     outputs: Container[str],
@@ -130,34 +130,34 @@ def with_less_to_hand_over(
 
     `nbytes` are of values that units make; the partition reads other values without a transfer.
     """
-    if found.tail is None:
-        return found
-    stages = list(found.stages)
+    if assignment.tail is None:
+        return assignment
+    stages = list(assignment.stages)
     readers: dict[str, list[int]] = {}
     for n, unit in enumerate(units):
         for name in unit.reads:
             readers.setdefault(name, []).append(n)
 
     def only_behind(name: str) -> bool:
-        return name not in outputs and all(stages[n] == found.tail for n in readers.get(name, ()))
+        return name not in outputs and all(stages[n] == assignment.tail for n in readers.get(name, ()))
 
     def is_handed_over(name: str) -> bool:
-        return any(stages[n] == found.tail for n in readers.get(name, ()))
+        return any(stages[n] == assignment.tail for n in readers.get(name, ()))
 
     for n in reversed(range(len(units))):
         unit = units[n]
-        if not found.is_compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
+        if not assignment.is_compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
             continue
         saved = sum(nbytes[name] for name in unit.makes if is_handed_over(name))
         if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not is_handed_over(name)):
-            stages[n] = found.tail
-    return StageAssignment(tuple(stages), found.tail)
+            stages[n] = assignment.tail
+    return StageAssignment(tuple(stages), assignment.tail)
 
 
 def _give_up_least(
     units: Sequence[PartitionNode],
     able: list[bool],
-    behind: set[int],
+    tail: set[int],
     stages: Sequence[int],
     worth: PartitionThresholds,
 ) -> bool:
@@ -171,7 +171,7 @@ def _give_up_least(
     for n, unit in enumerate(units):
         if able[n]:
             work[stages[n]] = work.get(stages[n], 0) + unit.work
-    between = {stage for n, stage in enumerate(stages) if not able[n] and n not in behind}
+    between = {stage for n, stage in enumerate(stages) if not able[n] and n not in tail}
     if len(work) < 2:
         return False
     rising = sorted(work, key=lambda stage: (work[stage], -stage))
@@ -301,26 +301,26 @@ class _NodeGraph:
         return found
 
     def _lead_there(
-        self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
+        self, units: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
     ) -> None:
         """Add the groups of partitions that lead to the found ones alone, and those that lead to these."""
         elsewhere = dict.fromkeys(members, 0)  # Edges from each group to others than those found
         for n in range(len(self.units)):
             for m in self.before[n]:
-                elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)
+                elsewhere[self._root(m)] += n not in units and self._root(m) != self._root(n)
         waiting = [root for root, ways in elsewhere.items() if not ways]
         while waiting:
             group = members[waiting.pop()]
-            if able[group[0]] or group[0] in found:
+            if able[group[0]] or group[0] in units:
                 continue
-            found.update(group)
+            units.update(group)
             own = self._root(group[0])
             for root in (self._root(m) for n in group for m in self.before[n]):
                 elsewhere[root] -= root != own
                 if root != own and not elsewhere[root]:
                     waiting.append(root)
 
-    def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
+    def stages(self, able: Sequence[bool], tail: set[int]) -> list[int]:
         """Return the earliest stage of each unit; 0 for the units that run after all stages."""
         members = self._members()
         stage = [0] * len(self.units)
@@ -328,7 +328,7 @@ class _NodeGraph:
         while changed:
             changed = False
             for group in members.values():
-                if group[0] in behind:
+                if group[0] in tail:
                     continue
                 least = max(self._earliest(m, stage, able) for m in group)
                 for m in group:

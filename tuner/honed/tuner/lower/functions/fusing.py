@@ -48,17 +48,17 @@ def trace(plain: relax.Function, fused: IRModule) -> Traced:
 
 
 def _follow(
-    function: relax.Function, known: Known, operators: Mapping[Hashable, relax.Var]
+    function: relax.Function, keys: Known, operators: Mapping[Hashable, relax.Var]
 ) -> tuple[relax.Var, ...]:
-    """Return the operators of a function whose parameters are known, and add its variables to `known`."""
+    """Return the operators of a function whose parameters are known, and add its variables to `keys`."""
     found = []
     for binding in bindings(function):
         if isinstance(binding.value, relax.Call):
-            operator = operators.get(_operator(binding.value, known), binding.var)
-            known[binding.var] = operator
+            operator = operators.get(_operator(binding.value, keys), binding.var)
+            keys[binding.var] = operator
             found.append(operator)
         else:
-            known[binding.var] = _key(binding.value, known)
+            keys[binding.var] = _key(binding.value, keys)
     return tuple(found)
 
 
@@ -73,21 +73,21 @@ def rebind(
     return relax.Function(function.params, whole, function.ret_ty, function.is_pure, function.attrs)
 
 
-def _operator(call: relax.Call, known: Known) -> Hashable:
-    return str(call.op.name), tuple(_key(argument, known) for argument in call.args), str(call.attrs)
+def _operator(call: relax.Call, keys: Known) -> Hashable:
+    return str(call.op.name), tuple(_key(argument, keys) for argument in call.args), str(call.attrs)
 
 
-def _key(expr: relax.Expr, known: Known) -> Hashable:
+def _key(expr: relax.Expr, keys: Known) -> Hashable:
     """Return a key that is equal for equal values; a constant is equal to itself alone."""
     found: Hashable = expr
     if isinstance(expr, relax.Var):
-        return known.get(expr, found)
+        return keys.get(expr, found)
     if isinstance(expr, ir.GlobalVar):
         return str(expr.name_hint)
     if isinstance(expr, relax.Tuple):
-        return tuple(_key(field, known) for field in expr.fields)
+        return tuple(_key(field, keys) for field in expr.fields)
     if isinstance(expr, relax.TupleGetItem):
-        whole = _key(expr.tuple_value, known)
+        whole = _key(expr.tuple_value, keys)
         found = whole[expr.index] if isinstance(whole, tuple) else (whole, int(expr.index))
     return found
 
@@ -296,14 +296,14 @@ def _reads(function: tirx.PrimFunc) -> tuple[int, ...]:
     return tuple(sum(map(one.same_as, read)) for one in function.params)
 
 
-def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) -> IRModule:
+def _with_functions(module: IRModule, moves_by_var: Mapping[relax.Var, Move | None]) -> IRModule:
     """Return the module in which calls have functions that are not fused, marked with their move, if any."""
     builder = relax.BlockBuilder(module)
 
     def rewrite(binding: relax.Binding) -> list[relax.Binding]:
-        if binding.var not in apart:
+        if binding.var not in moves_by_var:
             return [binding]
-        move = apart[binding.var]
+        move = moves_by_var[binding.var]
         called, given = binding.value.args[0], binding.value.args[1]
         function = module[called].with_attr("op_pattern", _OPAQUE)
         if move is not None:

@@ -118,9 +118,9 @@ class BlockedConvolution:
 
         return te.compute((image.shape[0], outputs, rows, columns, self.lanes), value, "conv2d")
 
-    def _extent(self, given: int, axis: int) -> int:
+    def _extent(self, extent: int, axis: int) -> int:
         covered = (self.window[axis] - 1) * self.dilation[axis] + 1
-        return (given + self.padding[axis] + self.padding[axis + 2] - covered) // self.strides[axis] + 1
+        return (extent + self.padding[axis] + self.padding[axis + 2] - covered) // self.strides[axis] + 1
 
     def _pad(self, image: te.Tensor) -> te.Tensor:
         """Return the image with zeros around it, or the image itself where there is no padding."""
@@ -364,11 +364,11 @@ def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool)
     )
 
 
-def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
+def _joins(call: relax.Call, parts: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
     axis = int(call.attrs.axis) % len(extents(call))
-    if axis == 0 or any(field not in blocked for field in given.fields):
+    if axis == 0 or any(field not in blocked for field in parts.fields):
         return False
-    return axis > 1 or is_contiguous_blocked([extents(field)[1] for field in given.fields], lanes)
+    return axis > 1 or is_contiguous_blocked([extents(field)[1] for field in parts.fields], lanes)
 
 
 @dataclass()
@@ -481,12 +481,12 @@ class _Writer:
             primfunc_attrs=dict(PRODUCT),
         )
 
-    def _pool(self, call: relax.Call, given: relax.Expr) -> relax.Expr:
+    def _pool(self, call: relax.Call, image: relax.Expr) -> relax.Expr:
         attrs = call.attrs
         layout = f"{_LAYOUT}{self.lanes}c"
         return self.builder.call_te(
             topi.nn.pool2d,
-            given,
+            image,
             kernel=[int(n) for n in attrs.pool_size],
             stride=[int(n) for n in attrs.strides],
             dilation=[int(n) for n in attrs.dilation],

@@ -221,16 +221,18 @@ def _bits(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(bits, call.args[0], primfunc_name_hint="bits")
 
 
-def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _mean(
+    makers: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call
+) -> relax.Expr:
     """Return a mean. A mean of squares computes the squares itself, and converts their operands.
 
     TVM does not fuse a mean's operand into it: squares and converted values would be stored.
     """
-    square: Any = made.get(call.args[0])
+    square: Any = makers.get(call.args[0])
     if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):
-        return _of_halves(made, builder, call)
+        return _of_halves(makers, builder, call)
     given, dtype = square.args[0], str(call.ty.dtype)
-    cast: Any = made.get(given)
+    cast: Any = makers.get(given)
     axes, keep = [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)
 
     def mean(x: te.Tensor) -> te.Tensor:
@@ -243,14 +245,14 @@ def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, cal
 
 
 def _of_halves(
-    made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call
+    makers: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call
 ) -> relax.Expr:
     """Return TVM's legalisation, where a reduction converts singles that were halves itself.
 
     Otherwise the operator that makes the halves would store them as singles, which doubles the memory
     traffic.
     """
-    cast: Any = made.get(call.args[0])
+    cast: Any = makers.get(call.args[0])
     if is_call(cast, "relax.astype") and str(cast.args[0].ty.dtype) == "float16":
         builder = _Converting(builder, cast, call.args[0])
     return call.op.get_attr("FLegalize")(builder, call)

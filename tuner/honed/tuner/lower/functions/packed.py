@@ -145,8 +145,8 @@ def _product(
     terms = of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")
 
-    def at_block(given: te.Tensor | float, b: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:
-        return tirx.const(given, kind) if isinstance(given, float) else given(b, 0, 0, column).astype(kind)
+    def at_block(scale: te.Tensor | float, b: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:
+        return tirx.const(scale, kind) if isinstance(scale, float) else scale(b, 0, 0, column).astype(kind)
 
     def of_block_(*at: tirx.Var) -> tirx.PrimExpr:
         *rows, b, column = at

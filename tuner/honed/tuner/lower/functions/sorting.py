@@ -72,11 +72,15 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _call(
-    builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: SortedRuns, name: str
+    builder: relax.BlockBuilder,
+    function: tirx.PrimFunc,
+    operands: list[relax.Expr],
+    runs: SortedRuns,
+    name: str,
 ) -> relax.Var:
     marked = function.with_attr("op_pattern", _OPAQUE)
     kind = relax.TensorType([runs.rows, runs.held], _PLACE)
-    return builder.emit(relax.call_tir(builder.add_func(marked, name), given, kind))
+    return builder.emit(relax.call_tir(builder.add_func(marked, name), operands, kind))
 
 
 def _key(value: ir.Expr, dtype: str, *, largest: bool) -> ir.Expr:
@@ -122,28 +126,28 @@ def _first(kept: SortedRuns, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     return made.get()
 
 
-def _merge(given: SortedRuns, merged: SortedRuns, dtype: str, *, largest: bool) -> tirx.PrimFunc:
+def _merge(runs: SortedRuns, merged: SortedRuns, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     """Return a function that merges each run with the next."""
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
-        x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
-        places = T.arg("places", T.buffer((given.rows, given.held), _PLACE, layout=None))
-        out = T.arg("merged", T.buffer((given.rows, merged.held), _PLACE, layout=None))
-        with T.grid(given.rows, merged.held) as (i, j), T.sblock("merge_runs"):
-            row, at = T.axis.spatial(given.rows, i), T.axis.spatial(merged.held, j)
-            T.reads(x[row, 0 : given.size], places[row, 0 : given.held])
+        x = T.arg("x", T.buffer((runs.rows, runs.size), dtype, layout=None))
+        places = T.arg("places", T.buffer((runs.rows, runs.held), _PLACE, layout=None))
+        out = T.arg("merged", T.buffer((runs.rows, merged.held), _PLACE, layout=None))
+        with T.grid(runs.rows, merged.held) as (i, j), T.sblock("merge_runs"):
+            row, at = T.axis.spatial(runs.rows, i), T.axis.spatial(merged.held, j)
+            T.reads(x[row, 0 : runs.size], places[row, 0 : runs.held])
             T.writes(out[row, at])
             least = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
             most = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-            start, rank = at // merged.length * (2 * given.length), at % merged.length
-            second = start + given.length
-            first_end = tirx.min(given.length, given.held - start)
-            second_end = tirx.max(0, tirx.min(given.length, given.held - second))
+            start, rank = at // merged.length * (2 * runs.length), at % merged.length
+            second = start + runs.length
+            first_end = tirx.min(runs.length, runs.held - start)
+            second_end = tirx.max(0, tirx.min(runs.length, runs.held - second))
 
             def place(of: ir.Expr) -> ir.Expr:
-                return places[row, tirx.max(0, tirx.min(of, given.held - 1))]
+                return places[row, tirx.max(0, tirx.min(of, runs.held - 1))]
 
             def key(of: ir.Expr) -> ir.Expr:
-                held = tirx.max(0, tirx.min(place(of), given.size - 1))
+                held = tirx.max(0, tirx.min(place(of), runs.size - 1))
                 return _key(x[row, held], dtype, largest=largest)
 
             def before(one: ir.Expr, other: ir.Expr) -> ir.Expr:
@@ -153,7 +157,7 @@ def _merge(given: SortedRuns, merged: SortedRuns, dtype: str, *, largest: bool) 
             # Finds how many of the elements before this one are in the first run.
             T.buffer_store(least, tirx.max(0, rank - second_end), [0])
             T.buffer_store(most, tirx.min(rank, first_end), [0])
-            with T.serial(given.length.bit_length()):
+            with T.serial(runs.length.bit_length()):
                 half = (least[0] + most[0]) // 2
                 with T.If(least[0] < most[0]), T.Then(), T.If(before(half, rank - 1 - half)):
                     with T.Then():

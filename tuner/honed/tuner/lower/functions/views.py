@@ -199,11 +199,11 @@ def _apply_steps(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None,
     return seen, times
 
 
-def _repeat(found: StridedView, times: Sequence[int]) -> StridedView:
+def _repeat(view: StridedView, times: Sequence[int]) -> StridedView:
     """Return a view that repeats each place along an axis `times` times."""
-    indices = tuple(replace(one, times=times[one.axis]) if one.sign else one for one in found.indices)
-    shape = tuple(extent * n for extent, n in zip(found.shape, times, strict=True))
-    return replace(found, indices=indices, shape=shape)
+    indices = tuple(replace(one, times=times[one.axis]) if one.sign else one for one in view.indices)
+    shape = tuple(extent * n for extent, n in zip(view.shape, times, strict=True))
+    return replace(view, indices=indices, shape=shape)
 
 
 def _axes(transpose: relax.Call) -> list[int]:
@@ -392,14 +392,14 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             product, *given, primfunc_name_hint="matmul", primfunc_attrs=dict(PRODUCT)
         )
 
-    def sum(self, made: relax.Expr, one: StridedView) -> relax.Expr:
+    def sum(self, dot: relax.Expr, one: StridedView) -> relax.Expr:
         """Return the sum of a product and a view."""
 
         def add(product: te.Tensor, other: te.Tensor) -> te.Tensor:
             return te.compute(product.shape, lambda *i: product(*i) + other(*one.at(i)), name="add")
 
         return self.builder_.call_te(
-            add, made, self.source_of(one), primfunc_name_hint="add", primfunc_attrs=dict(_ELEMENTWISE)
+            add, dot, self.source_of(one), primfunc_name_hint="add", primfunc_attrs=dict(_ELEMENTWISE)
         )
 
     def source_of(self, one: StridedView) -> relax.Expr:

@@ -143,15 +143,15 @@ def _query_block(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockIn
 
 
 def _inline_between(
-    schedule: Schedule, found: Sequence[BlockInfo], first: BlockInfo, second: BlockInfo
+    schedule: Schedule, blocks: Sequence[BlockInfo], first: BlockInfo, second: BlockInfo
 ) -> None:
     """Inline elementwise blocks, except expensive ones between the products and the second product's operand.
 
     Blocks before the first product are computed again for each of its elements: raises ValueError where one
     is expensive.
     """
-    between = range(found.index(first), found.index(second))
-    for n, part in enumerate(found[:-1]):
+    between = range(blocks.index(first), blocks.index(second))
+    for n, part in enumerate(blocks[:-1]):
         if part.is_reduction:
             continue
         if n in between:

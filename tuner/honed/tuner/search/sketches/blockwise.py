@@ -131,11 +131,11 @@ def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _is_blockwise(found: Sequence[BlockInfo]) -> bool:
+def _is_blockwise(all_blocks: Sequence[BlockInfo]) -> bool:
     """Return whether blocks are sums [rows, blocks, columns] over terms, summed up, and perhaps a tail."""
-    if [part.is_reduction for part in found] not in ([True, True], [True, True, False]):
+    if [part.is_reduction for part in all_blocks] not in ([True, True], [True, True, False]):
         return False
-    sums, whole = found[:2]
+    sums, whole = all_blocks[:2]
     last = len(whole.kinds) - 1
     if last < 1 or whole.reducing != [last] or sums.reducing != [last + 1]:
         return False

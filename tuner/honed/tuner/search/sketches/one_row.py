@@ -210,9 +210,9 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     return True
 
 
-def _keep(schedule: Schedule, made: Sequence[SBlockRV], under: LoopRV) -> None:
+def _keep(schedule: Schedule, blocks: Sequence[SBlockRV], under: LoopRV) -> None:
     """Compute blocks, of which later ones may read earlier ones, in local memory under a group's loop."""
-    for block in reversed(made):
+    for block in reversed(blocks):
         schedule.compute_at(block, under, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "shared")
 

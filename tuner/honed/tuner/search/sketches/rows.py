@@ -108,10 +108,10 @@ def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     _, sharers = schedule.sample_perfect_tile(vectors, n=2, max_innermost_factor=_SHARERS)
     # Slices need not be contiguous, because no block keeps one
     apart = all(part.is_reduction for part in work.parts[:-1])
-    across, steps = _slices(schedule, vectors, sharers, apart=apart)
+    across, steps = _slices(schedule, vectors, sharers, spread=apart)
     row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
     schedule.reorder(*outer, row, down, across, steps, vector)
-    partial = [_slice(schedule, part, lanes, sharers, apart=apart) for part in work.reductions]
+    partial = [_slice(schedule, part, lanes, sharers, spread=apart) for part in work.reductions]
     group = fuse(schedule, [*outer, row])
     stored = _in_group(schedule, work, partial, group)
     schedule.bind(group, "blockIdx.x")
@@ -178,23 +178,23 @@ def _in_group(
     return stored
 
 
-def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool) -> tuple[LoopRV, LoopRV]:
+def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, spread: bool) -> tuple[LoopRV, LoopRV]:
     """Split a row's vectors into loops over slices and in one.
 
-    With `apart`, its vectors lie as far apart as possible.
+    With `spread`, its vectors lie as far apart as possible.
     """
-    if not apart:
+    if not spread:
         across, steps = schedule.split(vectors, [sharers, None])
         return across, steps
     steps, across = schedule.split(vectors, [None, sharers])
     return across, steps
 
 
-def _slice(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
+def _slice(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, spread: bool) -> _Sliced:
     """Split a reduction into one that reduces each slice, and one that reduces in vectors first, if any."""
     axes = len(part.spatial)
     vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
-    across, _ = _slices(schedule, vectors, sharers, apart=apart)
+    across, _ = _slices(schedule, vectors, sharers, spread=spread)
     slices = schedule.rfactor(across, factor_axis=axes)
     if lanes == 1:
         return slices, None

@@ -99,22 +99,22 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _fits(schedule: Schedule, found: list[BlockInfo], limits: SketchLimits) -> bool:
+def _fits(schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits) -> bool:
     """Return whether blocks are one reduction that leaves something, with at most an elementwise tail."""
-    kinds = [p.is_reduction for p in found]
-    if kinds not in ([True], [True, False]) or not found[0].spatial:
+    kinds = [p.is_reduction for p in blocks]
+    if kinds not in ([True], [True, False]) or not blocks[0].spatial:
         return False
-    return limits.contractions or not is_contraction(schedule, found)
+    return limits.contractions or not is_contraction(schedule, blocks)
 
 
 def _tile(
-    schedule: Schedule, found: list[BlockInfo], limits: SketchLimits, most: int, *, laned: int
+    schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits, most: int, *, laned: int
 ) -> LoopRV:
     """Tile the reduction with its lanes along the spatial axis number `laned`.
 
     Return the innermost loop of the reduction, above the tile.
     """
-    block, what = found[0].block, found[0]
+    block, what = blocks[0].block, blocks[0]
     loops = schedule.get_loops(block)
     reduce = [loops[n] for n in what.reducing]
     lanes = lanes_of(what.extents[what.spatial[laned]], most)
@@ -122,7 +122,7 @@ def _tile(
     reduce[-1], unrolled, _ = sample_tile(schedule, reduce[-1], limits.unroll)
     schedule.reorder(*outer, *reduce, unrolled, *inner)
     under = bind(schedule, outer, limits)
-    tail = accumulate(schedule, found)
+    tail = accumulate(schedule, blocks)
     last = laned == len(what.spatial) - 1
     if not last:
         _lanes_last(schedule, block, laned, len(what.spatial))
@@ -130,7 +130,7 @@ def _tile(
     vectorise(schedule, tail, under, lanes if last else 1, limits)
     write_out(schedule, [unrolled, *inner])
     schedule.decompose_reduction(block, reduce[0])
-    launch_others(schedule, [], found, limits, most)
+    launch_others(schedule, [], blocks, limits, most)
     return unrolled
 
 
