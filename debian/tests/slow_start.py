@@ -26,7 +26,7 @@ def record(database: Path, model: Path, profile: DeviceProfile) -> list[str]:
     made = []
     with Records.open(database) as records:
         for found in extract(model, {}, "fp32", profile).tasks:
-            schedule = traces.unscheduled(traces.as_module(narrow_indices(found.func)))
+            schedule = traces.new_schedule(traces.as_module(narrow_indices(found.func)))
             block, *others = schedule.get_child_blocks(schedule.get_sblock("root"))
             if others:
                 continue

@@ -682,7 +682,7 @@ def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -
 
 
 PAUSE = 30.0  # seconds without requests, in which forms are compiled and compared
-CPU_FASTER = ALL_HOLDS + "engines.compiled_serves = lambda *_, **__: False\n"
+CPU_FASTER = ALL_HOLDS + "engines.can_compiled_serve = lambda *_, **__: False\n"
 OFTEN = IDLE + "[variants]\nrequests = 2\n"
 
 

@@ -293,7 +293,7 @@ def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, ke
     assert progress.failures == {"fault": 1}
     assert progress.best_trace != trace(marked(2))
     with kept() as records:
-        (condemned,) = records.quarantined(session.setup)
+        (condemned,) = records.list_quarantined(session.setup)
         assert condemned.trace == trace(marked(2))
         assert condemned.outcome is StoredOutcome.FAULTED
         assert "CS_FATAL.EXCEPTION_TYPE: 0x40" in condemned.story
@@ -310,7 +310,7 @@ def test_a_fault_has_its_whole_story_recorded(tuned: Any, kept: Any) -> None:
     session, _, _ = tuned([[marked(1)], []], on_event=on_event, kernel_log=log)
     log.close()
     with kept() as records:
-        (faulted,) = records.quarantined(session.setup)
+        (faulted,) = records.list_quarantined(session.setup)
     assert "CS_FATAL_INFO.EXCEPTION_DATA: 0x0" in faulted.story
 
 
