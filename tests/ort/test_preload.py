@@ -193,7 +193,7 @@ LIES: dict[str, Lie] = {  # those of the second half only at runs
     "older": lambda _, c, request: refuse(c, request, "UNIMPLEMENTED"),
     "no right": lambda _, c, request: refuse(c, request, "PERMISSION_DENIED"),
     "half": half,
-    "never answers runs": at_runs(lambda *_: wait(60)),
+    "never answers runs": at_runs(lambda *_: wait(3)),
     "hangs up at runs": at_runs(hang_up),
     "cuts answers": at_runs(cut),
     "another shape": wrong(outputs=[Y | {"shape": [512]}]),
