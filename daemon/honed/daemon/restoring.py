@@ -80,7 +80,7 @@ async def fill(
         if isinstance(compiled, CompiledFileInfo) and compiled.may_assume_values and can_be_made_anew:
             compiled = OtherFormat("it does not say for which values of its inputs it is right")
         if is_variant(manifest.name) and not isinstance(compiled, CompiledFileInfo):
-            # It is compiled again when it is requested often enough.
+            # The variant is compiled again when it is requested often enough.
             _log.error("variant %s is dropped: its compiled file is %s", manifest.name, _unusable(compiled))
             remaining = [each for each in models.values() if each.name != manifest.name]
             await in_thread(store.remove, manifest.name, remaining)

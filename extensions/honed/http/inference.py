@@ -28,7 +28,7 @@ _MOST_WHOLE: Final = 1 << 64  # Exclusive maximum of a number written without a 
 HEADER_LENGTH: Final = "inference-header-content-length"
 _MAX_TENSORS: Final = 1024
 _MAX_TEXT: Final = 128
-_MAX_TOKENS: Final = 1024  # That a decoder chooses for a request, or ends with
+_MAX_TOKENS: Final = 1024  # Maximum tokens that a decoder chooses for a request, or ends with
 Object = dict[str, Any]
 
 

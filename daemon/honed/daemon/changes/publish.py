@@ -307,7 +307,7 @@ class Publisher:
     async def _engine_pinned(self, change: Change, entry: ServedModel, engine: str) -> EngineChosen:
         why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
-            if entry.compiled is None and self.registry.variants(entry.name):  # They serve by the device then
+            if entry.compiled is None and self.registry.variants(entry.name):  # The device then serves them
                 why = manifest.decision.reason
                 return EngineChosen(model=entry.number, engine="cpu", why=why, pinned=engine)
             if entry.compiled is None:

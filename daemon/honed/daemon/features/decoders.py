@@ -92,7 +92,7 @@ class Decoders(Feature):
     usage_log: UsageLog
     limits: Limits
     maker: VariantCompiler
-    settings: Callable[[], VariantSettings]  # Those in force
+    settings: Callable[[], VariantSettings]  # The settings in force
     _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
@@ -102,7 +102,7 @@ class Decoders(Feature):
     )
     _refused: set[str] = field(init=False, default_factory=set)  # Keys of compiled shapes with wrong outputs
     _pauses: Pauses = field(init=False, default_factory=Pauses)
-    # By model, why compiled shapes could not run its latest step; steps that they could run are not here.
+    # Reasons by model why compiled shapes could not run its latest step; none if they could.
     _no_forms: dict[str, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ class Decoders(Feature):
             return "it is being compiled"
         if not settings.per_model:
             return "per_model of [variants] is 0"
-        count = round(wish.requests, 1)  # As `next_shapes` counts
+        count = round(wish.requests, 1)  # Counted as in `next_shapes`
         if count < settings.requests:
             return f"steps of this size count {count:g} of the {settings.requests:g} that it takes"
         if idle.idle:

@@ -273,7 +273,7 @@ class Leasing:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        due = self._lease.due()  # When the holder becomes overdue
+        due = self._lease.due()  # Time at which the holder becomes overdue
         if due is not None:
             delay = max(0.0, due - time.monotonic()) + 0.001
             self._deadline = asyncio.get_running_loop().call_later(delay, self._due)

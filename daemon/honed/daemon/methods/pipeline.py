@@ -187,7 +187,7 @@ class InferencePipeline:
                 self.leasing.request_finished(call.entry.name)
         for answered in call.answered:
             answered(runner, plan, ran.observed)
-        if self.registry.find(runner.name) is not None:  # It was not removed during the run
+        if self.registry.find(runner.name) is not None:  # The model was not removed during the run
             self.usage_log.count_run(runner, ran.infer_ns, fits=not plan.needs_cpu_engine)
         return result
 

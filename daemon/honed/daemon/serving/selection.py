@@ -17,7 +17,7 @@ from .loader import LONGEST_OWN_MS, Loader
 from .trial import PairedTrial, Runner
 
 Kind = Literal["gpu", "cpu"]
-SLOWER: Final = "the CPU engine is faster"  # How reasons begin that a pin of the compiled form overrides
+SLOWER: Final = "the CPU engine is faster"  # Beginnings of reasons that a pin of the compiled form overrides
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class StatePair:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the sizes and the name are those of a past that grows, though not of keys or values."""
+        """Return whether sizes and name are those of a past that grows, though not of keys or values."""
         return self.grows_on < 0 <= self._growing_axis and self._is_named(_PAST)
 
     def _is_named(self, words: re.Pattern[str]) -> bool:
