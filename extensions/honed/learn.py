@@ -117,11 +117,11 @@ def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, 
 class Samples:
     """Candidates, n of them. A `task` is a workload on one device, with one driver and compiler."""
 
-    features: Array  # [n, WIDTH + 1], the class of driver last
-    seconds: NDArray[np.float64]  # [n], inf for those refused
-    tasks: NDArray[np.str_]  # [n]
-    workloads: NDArray[np.str_]  # [n]
-    ruled: NDArray[np.bool_]  # [n], True for the default rule's schedule
+    features: Array  # Shape [n, WIDTH + 1], the class of driver last
+    seconds: NDArray[np.float64]  # Shape [n], infinity for those refused
+    tasks: NDArray[np.str_]  # Shape [n]
+    workloads: NDArray[np.str_]  # Shape [n]
+    ruled: NDArray[np.bool_]  # Shape [n], True for the default rule's schedule
 
     def __len__(self) -> int:
         return len(self.seconds)

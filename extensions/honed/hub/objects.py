@@ -62,7 +62,7 @@ def unpack(data: bytes) -> Iterator[bytes]:
 
     Raises InvalidArgument if it is damaged or exceeds the limits.
     """
-    inflate = zlib.decompressobj(wbits=31)  # gzip
+    inflate = zlib.decompressobj(wbits=31)  # Magic of gzip
     size = count = 0
     rest, given = b"", data
     while not inflate.eof:

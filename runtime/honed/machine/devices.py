@@ -31,7 +31,7 @@ class Device:
 
     profile: DeviceProfile
     spec: str
-    cl: Any  # pyopencl.Device
+    cl: Any  # A pyopencl.Device
 
     @property
     def kind(self) -> str:

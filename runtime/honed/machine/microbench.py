@@ -156,7 +156,7 @@ def arithmetic_source(form: ArithmeticForm, scalar: str) -> str:
     step = " ".join(f"a{i} = {form.function}(a{i}, b, c);" for i in chains)
     total = " + ".join(f"a{i}" for i in chains)
     components = "total" if form.width == 1 else " + ".join(f"total.s{i:x}" for i in range(form.width))
-    # b and c depend on an argument, so that nothing can be computed ahead; the values converge to 1.
+    # Both b and c depend on an argument, so that nothing can be computed ahead; the values converge to 1.
     return (
         f"__kernel void {form.name}(__global float* sink, int n) {{ {start}"
         f" const {kind} b = ({kind})(({scalar})(n > 0 ? 0.5f : 0.25f)), c = ({kind})(({scalar})0.5f);"
@@ -172,7 +172,7 @@ def gflops(bench: Bench, scalar: str) -> float:
     tried = forms(bench.device.profile.family.accumulators)
     try:
         program = bench.build("".join(arithmetic_source(form, scalar) for form in tried))
-    except cl.Error:  # libclc 22 lacks fma for devices without the instruction
+    except cl.Error:  # Library libclc 22 lacks fma for devices without the instruction
         tried = [replace(form, function="mad") for form in tried]
         program = bench.build("".join(arithmetic_source(form, scalar) for form in tried))
     rates = {form: _quick(bench, cl.Kernel(program, form.name), form, items, sink) for form in tried}

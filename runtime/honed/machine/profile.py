@@ -24,8 +24,8 @@ class DeviceLimits:
     global_mem_bytes: int
     max_alloc_bytes: int
     base_align_bytes: int  # Alignment of sub-buffers in bytes
-    fp16: bool  # cl_khr_fp16
-    fp64: bool  # cl_khr_fp64
+    fp16: bool  # Extension cl_khr_fp16
+    fp64: bool  # Extension cl_khr_fp64
     int8_dots: bool  # Has instructions for dot products of four bytes (`opencl.accelerates_dots`)
     host_unified: bool  # Host and device share memory: map instead of copying
 

@@ -11,8 +11,8 @@ import threading
 from contextlib import suppress
 
 MEMORY_PERCENT = 60  # Percent of the memory that honed may use; the rest is for apps
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
+_PR_SET_PDEATHSIG = 1  # From linux/prctl.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # From malloc.h
 _ATTRIBUTES = 128  # Bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # Bytes of the stack of a Python thread, Linux's default
 _MEMORY_RAN_OUT = (  # Phrases in libraries' messages, in lower case
@@ -147,7 +147,7 @@ def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
 def _limit_in(file: str) -> float:
     """Return the bytes that a cgroup's file allows; infinity without a file or a limit."""
     with suppress(OSError, ValueError), open(file) as opened:
-        return int(opened.read())  # int fails on "max", which is no limit
+        return int(opened.read())  # Conversion fails on "max", which is no limit
     return math.inf
 
 

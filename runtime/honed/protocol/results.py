@@ -675,7 +675,7 @@ class DeviceIdentity:
     vendor: str
     name: str
     driver_version: str
-    kernel_driver: str  # "kbase", "panthor", "panfrost", "nvidia", or "" if there is none
+    kernel_driver: str  # Such as "kbase", "panthor" or "nvidia"; "" if there is none
 
     @property
     def key(self) -> str:

@@ -26,7 +26,7 @@ class DType:
     opencl: str  # OpenCL C's; "" for those that are not compiled
     itemsize: int  # Bytes; 0: each element has its own
     onnx: str  # ONNX Runtime's, as in "tensor(float)"
-    number: int  # onnx.proto's; not every version of onnx has names for all of them
+    number: int  # From onnx.proto; not every version of onnx has names for all of them
 
     @property
     def numpy(self) -> np.dtype[np.generic]:

@@ -176,7 +176,7 @@ class Statistics:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    above: tuple[Statistics, ...] = field(init=False)  # `parent`, that of `parent`, and so on
+    above: tuple[Statistics, ...] = field(init=False)  # The `parent`, that of `parent`, and so on
 
     def __post_init__(self) -> None:
         self.above = () if self.parent is None else (self.parent, *self.parent.above)

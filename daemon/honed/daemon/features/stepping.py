@@ -24,7 +24,7 @@ from .sequences import without_sequence
 # Runs a checked step on the engine of a model (None: a compiled shape on trial), and returns its result.
 Ask = Callable[[ServedModel | None, InferencePlan, Callable[[str], RunStep]], Awaitable[StepResult]]
 
-_LOGITS_RANK = 3  # [batch, tokens, vocabulary]
+_LOGITS_RANK = 3  # Rank of [batch, tokens, vocabulary]
 _MAX_GREEDY = 1024  # Tokens that a request may ask for
 _REPEATED = 16  # Tokens of one call of a worker, between which it runs other models
 

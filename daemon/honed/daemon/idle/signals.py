@@ -14,9 +14,9 @@ from honed.machine.files import entries, gpu_clocks, system_number, system_text
 
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
 _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
-_LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # "12@300000000Hz", Rockchip's devfreq
+_LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # As "12@300000000Hz", Rockchip's devfreq
 _FIXED_GOVERNORS = ("performance", "powersave", "userspace")
-_ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # gpu/drm-usage-stats.rst
+_ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # See gpu/drm-usage-stats.rst
 _CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
 _DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
 _FIRST = ("gpu", "soc", "package")  # Zones that say most of a GPU beside a CPU; others only without them
@@ -348,7 +348,7 @@ class OtherLoadMeter:
 
     def _others(self) -> tuple[float, float]:
         """Return seconds of all processors since the machine started: those of others, and all."""
-        # proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
+        # Fields of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests count as user, nice.
         text = system_text(self._root / "proc/stat") or ""
         ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
         if len(ticks) < 8:
@@ -372,7 +372,7 @@ def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     for folder in entries(root / "proc"):
-        # proc_pid_stat(5): the name in parentheses may hold anything; ppid is the second field after it,
+        # By proc_pid_stat(5) the name in parentheses may hold anything; ppid is the second field after it,
         # utime, stime, cutime and cstime the twelfth to fifteenth.
         text = system_text(folder / "stat") or "" if folder.name.isdecimal() else ""
         after = text.rpartition(")")[2].split()

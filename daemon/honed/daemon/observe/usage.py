@@ -21,7 +21,7 @@ from honed.protocol.service import TimeSpent
 from .statefile import StateFile, save_at_intervals
 
 MOST = 256  # Maximum shapes or sizes counted for a model; the smallest count is evicted
-MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: after any jump of the clock, the ranking remains
+MAX_AWAY_HALF_LIVES = 10.0  # At 1/1024: after any jump of the clock, the ranking remains
 
 K = TypeVar("K")
 V = TypeVar("V")

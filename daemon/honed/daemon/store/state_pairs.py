@@ -153,11 +153,11 @@ def _has_similar_name(output: str, input_name: str) -> bool:
         return False
     stem = [_SHORT.get(word, word) for word in after if word not in _AFTER]
     begun = [word for word in before if word not in _BEFORE]
-    if len(begun) == 2 and len(begun[0]) == 1 and begun[1] == "0":  # h0 before, hn after
+    if len(begun) == 2 and len(begun[0]) == 1 and begun[1] == "0":  # Names h0 before, hn after
         begun = begun[:1]
     return stem == begun
 
 
 def _words(name: str) -> list[str]:
-    # past_key_values.0.key is followed by present.0.key
+    # Input past_key_values.0.key is followed by present.0.key
     return [word.lower() for word in _WORDS.findall(name.replace("key_values", ""))]

@@ -19,8 +19,8 @@ from honed.protocol.methods import Permission
 INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
 HINTS_GROUP = "honed-hints"
-_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
-_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
+_UCRED = struct.Struct("iII")  # Fields pid, uid, gid: unix(7)
+_SO_PEERGROUPS = 59  # From asm-generic/socket.h; Python does not name it
 _MAX_OPTION = 1024  # Bytes Python's getsockopt can take: 256 groups
 
 

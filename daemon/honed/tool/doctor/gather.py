@@ -54,8 +54,8 @@ class AccountNames:
     the process itself.
     """
 
-    users: dict[int, tuple[str, int]]  # uid -> name, primary gid
-    groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
+    users: dict[int, tuple[str, int]]  # By uid: name, primary gid
+    groups: dict[int, tuple[str, frozenset[str]]]  # By gid: name, members
 
     def user(self, uid: int) -> str:
         """Return the name of a user id, or the number itself if it has none."""
@@ -434,7 +434,7 @@ def packages() -> tuple[Package, ...]:
 
 
 def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
-    if not library:  # dlopen("") would return the program itself
+    if not library:  # A dlopen("") would return the program itself
         return "failed", "", "it names no library"
     return prober.library(library)
 

@@ -25,7 +25,7 @@ class Account:
 class OpenCLLoader:
     """The system's OpenCL loader, libOpenCL.so.1."""
 
-    path: str  # "" if it does not load
+    path: str  # Empty if it does not load
     error: str
 
 
@@ -46,7 +46,7 @@ class OpenCLDevice:
     """An OpenCL device as its driver describes it."""
 
     name: str
-    kind: str  # "GPU", "accelerator", "CPU" or "other"
+    kind: str  # One of "GPU", "accelerator", "CPU" and "other"
     driver_version: str
     fp16: bool
     compute_units: int
@@ -77,8 +77,8 @@ class OpenCL:
 class GpuHardware:
     """A GPU that the kernel lists."""
 
-    name: str  # fb000000.gpu, or a PCI address
-    driver: str  # "mali" is kbase; "" if no driver is bound
+    name: str  # Such as fb000000.gpu, or a PCI address
+    driver: str  # Name "mali" is kbase; "" if no driver is bound
     compatible: str  # The device tree's name for it, "" for PCI
     nodes: tuple[str, ...]  # Paths of its device nodes
 

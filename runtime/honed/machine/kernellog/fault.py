@@ -96,7 +96,7 @@ class Fault:
     """A record of the kernel log that reports a fault. Fields that it does not mention are None."""
 
     driver: Driver
-    device: str | None  # "fb000000.gpu"; NVIDIA's PCI address, "0000:c1:00"
+    device: str | None  # Such as "fb000000.gpu"; NVIDIA's PCI address, "0000:c1:00"
     severity: Severity
     kind: str  # Kind of record: "page-fault", "cs-fatal", "xid", ...
     code: int | None  # Exception code, NVIDIA's Xid, or the status the driver printed
@@ -105,13 +105,13 @@ class Fault:
     tgid: int | None  # Process that made the GPU context, in the initial pid namespace
     tid: int | None  # Thread that made it, in the initial pid namespace
     comm: str | None  # Command name of the process
-    context: int | None  # kbase's counter of contexts of the device
+    context: int | None  # Counter of kbase for contexts of the device
     group: int | None  # Handle of the queue group
     slot: int | None  # Hardware slot of the group or job; -1: on none any more
     stream: int | None  # Command stream in the group
     address_space: int | None
     address: int | None  # GPU address that faulted, bytes
-    access: str | None  # "READ", "WRITE", ... of a memory fault
+    access: str | None  # Such as "READ" or "WRITE", of a memory fault
     hang: bool  # Reports no progress in time, rather than something invalid
     consequence: bool  # Consequence of another fault, not a cause
     announces: bool  # Names the owner of the record that follows it

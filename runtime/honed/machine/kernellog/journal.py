@@ -37,7 +37,7 @@ class JournalReader:
     PermissionDenied or Unavailable if no kernel record can ever appear there.
     """
 
-    lost = 0  # journald keeps what it has read
+    lost = 0  # The journal keeps what it has read
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, from_start: bool = False) -> None:
         self._clocks: dict[str, LogClock] = {}

@@ -153,7 +153,7 @@ _OF_WORD: Final = {word: table for table in TABLES for word in table.words}
 _OF_FUNCTION: Final = {stem: table for table in TABLES for stem in table.functions}
 _OF_OPENING: Final = {opening: table for table in TABLES for opening in table.openings}
 
-# dev_printk writes "<driver> <device>: ", to which DRM's helpers add "[drm] " or
+# The kernel's dev_printk writes "<driver> <device>: ", to which DRM's helpers add "[drm] " or
 # "[drm:<function> [<module>]] *ERROR* ". A device without a driver has "platform" before it: msm's GMU.
 _WITH_DEVICE: Final = starts(
     rf"(?P<word>{_choice(list(_OF_WORD))}|platform(?= \S{{1,100}}\.gmu: )) (?P<device>\S{{1,100}}): "

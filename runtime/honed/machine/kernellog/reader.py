@@ -34,8 +34,8 @@ class Record:
     message: str
     monotonic_s: float  # Time of writing, in CLOCK_MONOTONIC of that boot
     realtime_s: float  # Time of writing, in seconds since 1970
-    priority: int  # 0 emergency .. 7 debug
-    facility: int  # 0: the kernel itself
+    priority: int  # From 0, emergency, to 7, debug
+    facility: int  # With 0 for the kernel itself
     device: str | None  # Name of the device in the record's own field, "fb000000.gpu"
     boot_id: str  # 32 hexadecimal digits; CLOCK_MONOTONIC is only comparable within one boot
 

@@ -22,7 +22,7 @@ LONGEST_S: Final = 15.0  # Seconds of an incident; a process that keeps faulting
 # Seconds that records may be late: a work queue writes page faults, and the log's clocks drift a little.
 LATE_S: Final = 0.25
 
-_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the first pid namespace (linux/proc_ns.h)
+_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # Inode of the first pid namespace (linux/proc_ns.h)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

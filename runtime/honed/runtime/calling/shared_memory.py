@@ -44,7 +44,7 @@ class Region:
         self.nbytes = nbytes
         self.descriptor = os.memfd_create(f"honed-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # posix_fallocate reserves the pages now, so that running out of memory is an error and no SIGBUS.
+            # This call reserves the pages now, so that running out of memory is an error and no SIGBUS.
             os.posix_fallocate(self.descriptor, 0, nbytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._mapped = mmap.mmap(self.descriptor, nbytes)

@@ -264,7 +264,7 @@ def _model(path: Path, header: bytes) -> CompiledModel:
             max_map_len=_MAX_ITEMS,
         )
         model = strict.from_plain(CompiledModel, plain, where="model")
-    except (ValueError, RecursionError) as error:  # msgpack's errors are ValueErrors, and so is SchemaError
+    except (ValueError, RecursionError) as error:  # Errors of msgpack are ValueErrors, and so is SchemaError
         raise ModelFileError(
             f"the header of {path} is malformed ({error}); compile the model again"
         ) from error

@@ -213,7 +213,7 @@ def _check_sharing(model: CompiledModel) -> None:
     for index, i in first.items():
         starting.setdefault(i, []).append(index)
         ending.setdefault(last[index], []).append(index)
-    live: list[tuple[int, int, int]] = []  # (offset, end, buffer), sorted and disjoint
+    live: list[tuple[int, int, int]] = []  # Tuples (offset, end, buffer), sorted and disjoint
     for i in range(len(model.steps)):
         for index in starting.get(i, ()):
             offset = model.buffers[index].offset

@@ -46,7 +46,7 @@ class Command:
     args: tuple[Any, Any, Any, Any, Any]
     kernel: int | None
     doing: str  # Description in errors
-    owners: tuple[Any, ...]  # pyopencl objects that keep the driver's objects alive
+    owners: tuple[Any, ...]  # Objects of pyopencl that keep the driver's objects alive
 
     @staticmethod
     def launch(

@@ -379,7 +379,7 @@ class _Rewrite:
         shape = self._now.get(keys)
         if shape is None:
             raise _refusal(f"the sizes of what node {graphs.label(node)!r} reads are not known")
-        axis = -2 if len(shape) > 3 else 1  # [B, N, S, H] or [B, S, N * H]
+        axis = -2 if len(shape) > 3 else 1  # Shape [B, N, S, H] or [B, S, N * H]
         if not joined and not self._axis_follows(keys, axis):
             return
         if not joined and any(graphs.attribute(node, name, 0) for name in ("is_causal", "unidirectional")):

@@ -207,7 +207,7 @@ CORE: Mapping[str, Import] = {
     "Expand": lambda node: op.broadcast_to(
         node.inputs[0], np.broadcast_shapes(tuple(node.shape()), tuple(node.numbers(1)))
     ),
-    # "clip" keeps every index, however wrong, inside the buffer.
+    # Mode "clip" keeps every index, however wrong, inside the buffer.
     "Gather": lambda node: op.take(*node.inputs, axis=node.attrs["axis"], mode="clip"),
     "Identity": lambda node: node.inputs[0],
     "LayerNormalization": lambda node: nn.layer_norm(

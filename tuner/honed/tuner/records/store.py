@@ -64,7 +64,7 @@ class ProcessIdentity:
     """
 
     boot_id: str
-    pid_namespace: int  # inode
+    pid_namespace: int  # Inode
     pid: int
     started: int  # Clock ticks after boot
 

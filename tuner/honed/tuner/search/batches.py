@@ -47,10 +47,10 @@ _PLAIN_STEPS = 30  # Steps of a trace for a dense product on a CPU
 class Proposal:
     """A schedule worth measuring. `traces.apply` turns the trace into the same schedule."""
 
-    id: str  # `traces.identity` of the trace
+    id: str  # By `traces.identity` of the trace
     trace: str
     scheduled: tirx.PrimFunc
-    features: Array  # [WIDTH]
+    features: Array  # Shape [WIDTH]
     score: float | None  # Predicted; None while the cost model is untrained
 
 

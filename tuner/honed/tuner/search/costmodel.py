@@ -67,7 +67,7 @@ class CostModel:
         self._prior = prior
         self._threads = threads
         self._features = np.empty((0, width), np.float32)
-        self._seconds = np.empty(0, np.float64)  # inf for those refused
+        self._seconds = np.empty(0, np.float64)  # Infinity for those refused
         self._tasks = np.empty(0, np.str_)
         self._booster: xgboost.Booster | None = None
 

@@ -44,7 +44,7 @@ class ScheduleSample:
 
     sketch: int
     schedule: Schedule
-    features: Array  # [WIDTH]
+    features: Array  # Shape [WIDTH]
 
     @property
     def scheduled(self) -> tirx.PrimFunc:

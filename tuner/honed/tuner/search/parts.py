@@ -513,7 +513,7 @@ def keep_partial(schedule: Schedule, partial: SBlockRV, under: LoopRV) -> None:
     """Compute partial results under a loop in private memory, a vector of them at once."""
     schedule.compute_at(partial, under, preserve_unit_loops=True)
     set_private(schedule, partial)
-    lanes, *rest = below(schedule, partial, under)  # rfactor makes their axis a block's first
+    lanes, *rest = below(schedule, partial, under)  # TVM's rfactor makes their axis a block's first
     schedule.reorder(*rest, lanes)
     schedule.vectorize(lanes)
 

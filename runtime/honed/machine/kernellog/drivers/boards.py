@@ -102,7 +102,7 @@ _PANTHOR_ROWS = (
     ),
 )
 
-# panfrost, the open driver of job-manager Mali GPUs. None names a process.
+# Driver panfrost, the open one of job-manager Mali GPUs. None names a process.
 _panfrost = SourceTree("drivers/gpu/drm/panfrost/", "Linux ").rows
 _PANFROST_ROWS = (
     *_panfrost("job-fault", _QUEUE)(
@@ -147,8 +147,8 @@ _PANFROST_ROWS = (
     ),
 )
 
-# lima, the open driver of Mali-400 and Mali-450. None names a process. The processor (`gp`, `pp0`, ...) is
-# first; before Linux 6.12 it was written out in the message.
+# Driver lima, the open one of Mali-400 and Mali-450. None names a process. The processor (`gp`, `pp0`, ...)
+# is first; before Linux 6.12 it was written out in the message.
 _lima = SourceTree("drivers/gpu/drm/lima/", "Linux ").rows
 _LIMA_ROWS = (
     *_lima("job-error", _QUEUE)(
@@ -191,7 +191,7 @@ _LIMA_ROWS = (
     ),
 )
 
-# msm, the open driver of Adreno GPUs. Hangs name the task but not its id.
+# Driver msm, the open one of Adreno GPUs. Hangs name the task but not its id.
 _msm = SourceTree("drivers/gpu/drm/msm/", "Linux ").rows
 _MSM_ROWS = (
     *_msm("hang", _QUEUE, hang=True)(

@@ -259,7 +259,7 @@ def elu(b: Builder, c: NodeCall) -> Value:
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, alpha) if c.op == "Celu" else x
-    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
+    # The exponential of large x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
     grown = b("Exp", b("Min", inner, 0))
     result = _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
     if c.op != "Selu":

@@ -403,7 +403,7 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
     shown.append(scores)
-    # [.., queries, total], to broadcast over [B, heads, queries, total]
+    # Shape [.., queries, total], to broadcast over [B, heads, queries, total]
     seen, bias = _attention_mask(b, c, asking, total, before), c.opt(3)
     if bias is not None and bias.dtype.kind == "b":
         bias = None
@@ -525,7 +525,7 @@ def _turns(
         first = reshape(b, positions, [1])
         positions = b("Add", first, b.constant(np.arange(length), positions.dtype))
     places = reshape(b, positions, [positions.size // length, 1, length])
-    # [B or 1, 1, L, half]
+    # Shape [B or 1, 1, L, half]
     cosine, sine = (b("Gather", table, places, axis=0) for table in tables)
     width = 2 * cosine.shape[3]
 

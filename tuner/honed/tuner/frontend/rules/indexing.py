@@ -283,7 +283,7 @@ def _places_by_pairs(b: Builder, rows: Value, count: int, *, largest: bool) -> V
     ahead = b("Less", mine, other) if largest else b("Less", other, mine)
     earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
     before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
-    rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
+    rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # Shape [rows, size, 1]
     wanted = b.constant(np.arange(count, dtype=np.int32))
     numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
     return reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)

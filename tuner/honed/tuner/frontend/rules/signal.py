@@ -78,7 +78,9 @@ def stft(b: Builder, c: NodeCall) -> Value:
         raise NodeRefused("its frames do not fit its signal")
     frames = 1 + (signal - length) // step
     places = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
-    framed = b("Gather", x, b.constant(places.astype(np.int64)), axis=1)  # [batch, frames, length, 1 or 2]
+    framed = b(
+        "Gather", x, b.constant(places.astype(np.int64)), axis=1
+    )  # Shape [batch, frames, length, 1 or 2]
     if window is not None:
         framed = b("Mul", framed, reshape(b, window, [window.size, 1]))
     return fourier(b, framed, 2, length, inverse=False, onesided=bool(c.integer("onesided", 1)))

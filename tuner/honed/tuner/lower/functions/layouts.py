@@ -147,7 +147,7 @@ def _outputs(weights: Array, lanes: int) -> Array:
 
 def _inputs(weights: Array, lanes: int) -> Array:
     """Return weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
-    found = [block(np.moveaxis(one, -1, 0), lanes) for one in weights]  # [c of O, I/c, ..., c of I]
+    found = [block(np.moveaxis(one, -1, 0), lanes) for one in weights]  # Shape [c of O, I/c, ..., c of I]
     return np.ascontiguousarray(np.stack([np.moveaxis(one, 0, -1) for one in found]))
 
 

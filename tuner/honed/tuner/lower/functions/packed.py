@@ -45,10 +45,10 @@ _FLOATS: Mapping[str, _Float] = {
 class _Packed:
     """The second operand of a product: (words' numbers - zeros) * scales, in blocks along the sum."""
 
-    words: ir.GenericConst  # [blocks, words of a block, 1, columns]
+    words: ir.GenericConst  # Shape [blocks, words of a block, 1, columns]
     bits: int
     zeros: ir.GenericConst  # A single element, or [blocks, 1, 1, columns]
-    scales: ir.GenericConst  # [blocks, 1, 1, columns]
+    scales: ir.GenericConst  # Shape [blocks, 1, 1, columns]
 
 
 def multiply_packed(module: IRModule) -> IRModule:

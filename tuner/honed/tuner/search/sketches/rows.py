@@ -128,7 +128,9 @@ def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         slices, in_vectors = partial[work.reductions.index(part)]
         for block in (part.block, *stored[part.block]):
             loops = below(schedule, block, group)
-            reduced = [loops.pop(0)] if block is part.block else []  # rfactor makes its axis a block's first
+            reduced = (
+                [loops.pop(0)] if block is part.block else []
+            )  # TVM's rfactor makes its axis a block's first
             schedule.reorder(*loops, *reduced)
             _, *threads = schedule.split(fuse(schedule, loops), [None, rows_, sharers])
             bind_items(schedule, *threads)
