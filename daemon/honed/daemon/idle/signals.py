@@ -348,7 +348,7 @@ class OtherLoadMeter:
 
     def _others(self) -> tuple[float, float]:
         """Return seconds of all processors since the machine started: those of others, and all."""
-        # Fields of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests count as user, nice.
+        # proc_stat(5) has user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
         text = system_text(self._root / "proc/stat") or ""
         ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
         if len(ticks) < 8:
