@@ -202,3 +202,14 @@ def test_the_shell_scripts_parse() -> None:
     scripts += [ROOT / f"debian/{package}.postinst" for package in ("honed", "honed-cpu", "honed-hub")]
     for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)
+
+
+def test_what_container_tests_import_is_there() -> None:
+    imports = [
+        line
+        for script in (ROOT / "debian/tests").iterdir()
+        for line in re.findall(r"^from honed[\w.]* import .+$", script.read_text(), re.MULTILINE)
+    ]
+    assert len(imports) > 5
+    for line in imports:
+        exec(line, {})
