@@ -41,7 +41,7 @@ pick = random.Random(seed)
 
 def tune(number, report):
     records = Records.open(path)
-    records.abandoned()
+    records.quarantine_abandoned()
     os.write(report, b"open\\n")
     while True:
         number += 1
@@ -77,7 +77,7 @@ for kill in range(kills):
     with Records.open(path) as records:
         assert records.notes == (), records.notes
         assert records._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        left = {int(c.trace[10:-1]) for c in records.abandoned()}
+        left = {int(c.trace[10:-1]) for c in records.quarantine_abandoned()}
         assert len(left) <= 1, left
         kept = {int(c.trace[10:-1]): c for c in records.history("dense", SETUP)}
         assert {n for n, c in kept.items() if c.state is RecordState.DONE} >= done

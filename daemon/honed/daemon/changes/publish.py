@@ -30,6 +30,7 @@ from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile, receive
+from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import new_version, version_file
 from honed.daemon.store.versions import GAIN, LOSS, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
@@ -285,6 +286,8 @@ class Publisher:
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
             manifest = dataclasses.replace(entry.manifest, compiled=file, history=settle(history))
+            if is_variant(entry.name):  # It serves even if it was suspended for being slower
+                manifest = manifest.with_decision(chosen="gpu", reason=reason)
             chosen = VersionChosen(manifest=manifest, compiled=model, proof=proof)
             await change.commit(lambda: chosen)
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
