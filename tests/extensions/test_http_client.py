@@ -16,6 +16,7 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.daemon.running import Service, serving, wait_for
+from tests.decoders import decoder
 
 from .conftest import CPU_ENGINE, MODELS, Bridge
 
@@ -48,6 +49,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterat
         with running.client() as client:
             client.add(identity_model(tmp_path_factory.mktemp("models") / "same.onnx"))
             client.add(MODELS / "silero_vad.onnx", name="vad")
+            client.add(decoder(tmp_path_factory.mktemp("models") / "dec.onnx"))
         yield running
 
 
@@ -150,6 +152,13 @@ def test_priorities_timeouts_and_sequences(client: Any, service: Service) -> Non
     ):
         with pytest.raises(InferenceServerException, match=said):
             client.infer("same", inputs(binary=True), parameters=option)
+    with service.client() as direct, direct.sequence("dec") as sequence:
+        expected = sequence.generate({"input_ids": np.array([[3, 1, 4]])}, 6)
+    ids = triton.InferInput("input_ids", [1, 3], "INT64").set_data_from_numpy(np.array([[3, 1, 4]]))
+    options = {"greedy_tokens": 6, "stop_tokens": [int(expected[0, 4])]}
+    result = client.infer("dec", [ids], sequence_id=9, sequence_start=True, parameters=options)
+    stop = expected[0].tolist().index(expected[0, 4]) + 1
+    assert result.as_numpy("tokens").tolist() == [expected[0, :stop].tolist()]
     frames = np.random.default_rng(0).uniform(-1, 1, (3, 1, 512)).astype(np.float32)
     with service.client() as direct, direct.sequence("vad") as sequence:
         wanted = [sequence.infer({"input": frame, "sr": np.array(16000)})["output"] for frame in frames]

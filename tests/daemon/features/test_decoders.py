@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import json
@@ -25,7 +26,7 @@ from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
 from honed.daemon.worker.host import likeliest
 from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
-from honed.runtime import Client
+from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.errors import (
     DeadlineExceeded,
@@ -528,6 +529,15 @@ def test_the_likeliest_token_has_the_largest_logit(kind: type) -> None:
 
 
 @pytest.mark.service
+def test_greedy_tokens_of_an_asynchronous_client(service: Service, path: Path) -> None:
+    async def generate() -> Array:
+        async with AsyncClient(service.socket) as client, client.sequence("dec") as sequence:
+            return await sequence.generate({"input_ids": prompt(5)}, 6)
+
+    assert asyncio.run(generate()).tolist() == [expected_tokens(InApp(path), prompt(5), 6)]
+
+
+@pytest.mark.service
 def test_greedy_tokens_end_with_one_that_stops(service: Service, path: Path) -> None:
     own = InApp(path)
     expected = expected_tokens(own, prompt(5), 30)
@@ -567,6 +577,9 @@ def test_greedy_tokens_that_cannot_be_chosen_are_refused(service: Service, path:
                 client.infer("dec", ids, sequence=dataclasses.replace(first, **options))
         with pytest.raises(InvalidArgument, match="name no outputs"):
             client.infer("dec", ids, outputs=["logits"], sequence=dataclasses.replace(first, greedy_tokens=2))
+        mask = {"attention_mask": np.array([[0, 1]])}  # The service would attend to what this hides
+        with pytest.raises(InvalidArgument, match="the request has 'attention_mask', which later steps"):
+            sequence.generate(ids | mask, 2)
         with pytest.raises(InvalidArgument, match="are for one sequence"):
             sequence.generate({"input_ids": prompt(2).repeat(2, 0)}, 2)
         with pytest.raises(InvalidArgument, match="greedy_tokens is for sequences of models that generate"):

@@ -286,7 +286,7 @@ class Publisher:
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
             manifest = dataclasses.replace(entry.manifest, compiled=file, history=settle(history))
-            if is_variant(entry.name):  # It serves even if it was suspended for being slower
+            if is_variant(entry.name):  # A variant that was suspended for being slower serves again
                 manifest = manifest.with_decision(chosen="gpu", reason=reason)
             chosen = VersionChosen(manifest=manifest, compiled=model, proof=proof)
             await change.commit(lambda: chosen)

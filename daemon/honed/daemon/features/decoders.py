@@ -17,7 +17,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -64,11 +64,11 @@ from .sequences import (
     LiveSequence,
     SequenceFeature,
     SequenceKey,
-    chosen_tokens,
+    empty_result,
     key_of,
-    nothing,
     source_of,
     state_of,
+    tokens_result,
 )
 from .stepping import Steps, alike_of
 from .variants import HOPELESS, VariantCompiler
@@ -158,9 +158,8 @@ class Decoders(Feature):
         if why:
             return f"no compiled form runs its steps: {why}"
         wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
-        hopeless = sum(bool(wish.failed) for wish in wishes.values()) >= HOPELESS
-        idle = self.leasing.idle()
-        hopeless = hopeless and not self.registry.variants(entry.name)
+        failures, idle = sum(bool(wish.failed) for wish in wishes.values()), self.leasing.idle()
+        hopeless = failures >= HOPELESS and not self.registry.variants(entry.name)
         serving, others = list[str](), dict[str, list[str]]()
         for form in FORMS:
             name = decoder.variant(entry.name, form)
@@ -228,7 +227,7 @@ class Decoders(Feature):
             sequence = sequences.resume(key, source, now)
         if options.sequence_end and not params.inputs:
             sequences.drop(key)
-            return nothing(call)
+            return empty_result(call)
         try:
             with self.leasing.serving(entry.name, call.connection.peer.pid):
                 result = await self._step(sequence, call, decoder, deadline)
@@ -287,9 +286,8 @@ class Decoders(Feature):
             return ran
 
         tokens, found = list[int](), list[tuple[TokenChunk, StepResult]]()
-        asked = options.greedy_tokens or 0
+        wanted = options.greedy_tokens or 0
         while True:
-            more = min(asked - len(tokens) - 1, most - step.after)
             steps = Steps(
                 alike=alike,
                 data=call.data,
@@ -298,14 +296,14 @@ class Decoders(Feature):
                 regions=regions,
                 max_state_bytes=sequences.allowance(sequence),
                 ask=ask,
-                more=more,
+                remaining=min(wanted - len(tokens) - 1, most - step.after),
             )
             found = await self._run_steps(steps, sequence, call, decoder)
             work, ran, plan = took[-1]
             tokens += ran.tokens
-            if alike.greedy is None or len(tokens) >= asked or tokens[-1] in alike.greedy.stop:
+            if alike.greedy is None or len(tokens) >= wanted or ran.rows >= most:
                 break
-            if ran.rows >= most:
+            if tokens[-1] in alike.greedy.stop:
                 break
             inputs, data = alike.next_token(tokens[-1])
             params = dataclasses.replace(call.params, inputs=inputs)
@@ -322,7 +320,7 @@ class Decoders(Feature):
             answer = dataclasses.replace(answer, infer_ns=spent)
         answered = self.pool.requests.record_run(entry, work, answer, arrived)
         if alike.greedy is not None:
-            return chosen_tokens(call, tokens, answered)
+            return tokens_result(call, tokens, answered)
         result = plan.answer(answer, call.id, answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _join_results(result, found)
@@ -331,27 +329,15 @@ class Decoders(Feature):
         self, steps: Steps, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel
     ) -> list[tuple[TokenChunk, StepResult]]:
         """Run a step where its sequence's state lies, or move that; return the chunks by compiled shapes."""
-        entry, alike, step, ran = call.entry, steps.alike, steps.step, False
+        entry, alike, step = call.entry, steps.alike, steps.step
         cut = pieces(step) if decoder.has_forms and not alike.no_forms else ()
         self._note(entry.name, step, alike.no_forms or ("" if cut else _TOO_LONG))
         forms = self._forms(call, decoder, cut)
         if forms and step.past and not sequence.on_device:
             forms = forms if await self._move_to_device(sequence, entry, decoder, step) else {}
         if forms:
-
-            async def ask(
-                runner: ServedModel | None, plan: InferencePlan, asked: Callable[[str], RunStep]
-            ) -> StepResult:
-                nonlocal ran
-                result, ran = await steps.ask(runner, plan, asked), True
-                return result
-
-            try:
-                found = await dataclasses.replace(steps, ask=ask).by_forms(forms)
-            except PreconditionBroken:
-                if ran:  # The state contains the first chunks already
-                    raise
-            else:
+            with suppress(PreconditionBroken):  # Then ONNX Runtime runs it
+                found = await steps.by_forms(forms)
                 sequence.on_device = True
                 return found
         if sequence.on_device and step.past:

@@ -316,7 +316,7 @@ class SequenceFeature(Feature):
         if options is not None and options.sequence_end and not call.params.inputs:
             self.sequences.resume(key, source_of(entry), time.monotonic())
             self.sequences.drop(key)
-            return nothing(call)
+            return empty_result(call)
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
@@ -439,12 +439,12 @@ class SequenceFeature(Feature):
         return {**result, "outputs": outputs, "raw_output_contents": raw}
 
 
-def nothing(call: FeatureRequest) -> Map:
+def empty_result(call: FeatureRequest) -> Map:
     """Return the result of a request that only ends its sequence."""
     return _result(call, ResponseInfo(0, 0, kind_of(call.entry.engine)), (), ())
 
 
-def chosen_tokens(call: FeatureRequest, tokens: Sequence[int], answered: ResponseInfo) -> Map:
+def tokens_result(call: FeatureRequest, tokens: Sequence[int], answered: ResponseInfo) -> Map:
     """Return the result of a request for greedy tokens: output `tokens`, int64 [1, n]."""
     output = InferredOutput(
         name="tokens", datatype=dtype("int64").datatype, shape=(1, len(tokens)), parameters={}

@@ -14,7 +14,7 @@ from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import GreedyChoice, RunStep, StepResult
 from honed.daemon.worker.shared_memory import RegionLookup
 from honed.daemon.worker.step_inputs import StepSize
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.protocol.params import Data, InferOptions, InputTensor, OutputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
 
@@ -107,6 +107,12 @@ def _greedy(
     logits = [each for each in decoder.without_state.outputs if len(each.shape or ()) == _LOGITS_RANK]
     if size.batch != 1 or params.outputs:
         raise InvalidArgument("greedy_tokens are for one sequence, and for its tokens alone; name no outputs")
+    for tensor in params.inputs:
+        if any(tensor.name == spec.name for spec in decoder.generated):
+            raise InvalidArgument(
+                f"greedy_tokens continue with tokens alone, but the request has {tensor.name!r}, which later "
+                "steps would need, too; leave it out, or choose the tokens"
+            )
     if len(tokens) != 1 or tokens[0].dtype not in ("int64", "int32") or len(logits) != 1:
         raise InvalidArgument(
             f"model {params.model_name!r} takes no numbers of tokens, or several of its outputs may be "
@@ -141,7 +147,7 @@ def _check_request(
 class Steps:
     """A runner of a request's steps; `ask` differs between requests and comparisons.
 
-    After a greedy step of one token as many `more` follow as a worker may run at once.
+    After a greedy step of one token, up to `remaining` ones follow in the same call of the worker.
     """
 
     alike: Alike
@@ -151,7 +157,7 @@ class Steps:
     regions: RegionLookup
     max_state_bytes: int
     ask: Ask
-    more: int = 0
+    remaining: int = 0
 
     async def by_file(self, entry: ServedModel) -> StepResult:
         """Run a step on the CPU engine, in parts if only the last token's outputs are requested."""
@@ -172,11 +178,19 @@ class Steps:
     async def by_forms(
         self, forms: Mapping[DecoderBucket, ServedModel | None]
     ) -> list[tuple[TokenChunk, StepResult]]:
-        """Run a step on the device in chunks by shapes of one capacity, and return the results."""
+        """Run a step on the device in chunks by shapes of one capacity, and return the results.
+
+        Raises PreconditionBroken if ONNX Runtime may run the step instead, as nothing has run.
+        """
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
             plan, call = self._plan(piece)
-            found.append((piece, await self.ask(forms[piece.form], plan, call)))
+            try:
+                found.append((piece, await self.ask(forms[piece.form], plan, call)))
+            except PreconditionBroken as error:
+                if found:  # The state contains the first chunks, which ONNX Runtime would run again
+                    raise InvalidArgument(str(error)) from error
+                raise
         return found
 
     def _plan(self, piece: TokenChunk) -> tuple[InferencePlan, Callable[[str], RunStep]]:
@@ -197,7 +211,7 @@ class Steps:
     def _following_steps(self) -> int:
         """Return the steps to run after this one in the same call."""
         plain = not self.alike.no_forms and self.alike.plan.inputs[0][1] is None and self.step.tokens == 1
-        return min(self.more, _REPEATED - 1) if plain else 0
+        return min(self.remaining, _REPEATED - 1) if plain else 0
 
     def _check(self, params: PrepareParams, interface: Interface) -> InferencePlan:
         return _check_request(params, interface, self.regions, self.alike.max_answer_bytes)
