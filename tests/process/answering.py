@@ -39,6 +39,11 @@ class Hang(Call[None]):
     phases: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Call[None]):
+    """Announce a phase, and be done."""
+
+
 class Answering(RpcServer):
     """Knows what it was told."""
 
@@ -61,12 +66,15 @@ class Answering(RpcServer):
             self.progress(phase=f"may take {seconds:g} s", seconds=seconds)
         time.sleep(600)
 
+    def _tick(self, _: Tick) -> None:
+        self.progress(phase="it ticks", seconds=1.0)
+
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Nothing is answered but what is raised on purpose."""
         print("a driver speaks", flush=True)
         return super().error_of(raised, method)
 
-    METHODS = by_name({Add: _add, Read: _read, Fail: _fail, Hang: _hang})
+    METHODS = by_name({Add: _add, Read: _read, Fail: _fail, Hang: _hang, Tick: _tick})
 
 
 if __name__ == "__main__":

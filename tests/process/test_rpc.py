@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,11 @@ import pytest
 
 from honed.process import aio
 from honed.process.rpc import ChildCrashed, RpcChild, ready
+from honed.protocol import strict
 from honed.protocol.errors import NotFound, Unavailable
+from tests.daemon.raw import packed
 
-from .answering import PROGRAM, Add, Fail, Hang, Read
+from .answering import PROGRAM, Add, Fail, Hang, Read, Tick
 
 
 @pytest.fixture
@@ -81,6 +85,19 @@ def test_a_child_that_says_what_it_should_not_is_ended(child: RpcChild) -> None:
     with pytest.raises(ChildCrashed):
         child.answer(Add, 60)  # which is a number
     assert not psutil.pid_exists(child.pid)
+
+
+def test_a_child_that_answers_nobody_ends_in_silence() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        for msgid, call in enumerate((Add(number=1), Fail(asked=True), Tick())):
+            ours.sendall(packed(msgid, call.method, strict.to_plain(call)))
+        ours.close()  # the calls stay to be read
+        fd = theirs.fileno()
+        ended = subprocess.run(
+            [*PROGRAM, str(fd)], pass_fds=[fd], capture_output=True, text=True, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (0, "a driver speaks\n")
 
 
 def test_a_program_that_is_not_there_is_an_error_and_leaves_no_socket() -> None:

@@ -101,6 +101,14 @@ def test_a_pair_that_sums_to_the_least_may_be_either_way() -> None:
     assert not comparison.sure
 
 
+def test_most_pairs_say_nothing_against_the_medians() -> None:
+    comparison = PairedTiming(1.0)
+    for first, second in [(2.0, 1.9), (5.0, 4.9), (1.0, 5.0)] + 2 * [(9.0, 8.0)]:
+        comparison.add(first, second)
+    assert comparison.times == (2.0, 4.9)
+    assert not comparison.within_allowance
+
+
 def test_pairs_at_two_clocks_are_not_compared() -> None:
     """The second program is the slower one, and is the faster one wherever the clock rose between the two."""
     comparison = PairedTiming(1.0)

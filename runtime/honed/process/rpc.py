@@ -301,13 +301,13 @@ class RpcServer:
             return
         with self._sending:
             self._peer.answer(request.msgid, result)
-            streams.send(self._socket, self._peer)
+            self._send()
 
     def refuse(self, request: RequestReceived, error: HonedError) -> None:
         """Answer a request with an error."""
         with self._sending:
             self._peer.refuse(request.msgid, error)
-            streams.send(self._socket, self._peer)
+            self._send()
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer if a method raised; raise one that must end this process."""
@@ -319,4 +319,8 @@ class RpcServer:
         """Report the progress of a request: `phase` and `seconds` to `RpcChild`, its `msgid` to a link."""
         with self._sending:
             self._peer.notify("Progress", news)
+            self._send()
+
+    def _send(self) -> None:
+        with suppress(ConnectionError):  # The parent has hung up: `next_message` returns None
             streams.send(self._socket, self._peer)
