@@ -73,6 +73,7 @@ from .sequences import (
 from .stepping import Steps, alike_of
 from .variants import HOPELESS, VariantCompiler
 
+_NO_GAIN: Final = "those compiled so far are slower on this processor than ONNX Runtime"
 _TOO_LONG: Final = f"its sequences have more than {CAPACITIES[-1]:,} tokens"
 
 _log = logging.getLogger(__name__)
@@ -419,9 +420,33 @@ class Decoders(Feature):
                 found = await trial.beside_file(cpu.loader)
             if found.times is None:
                 self._refused.add(key)
+            self._give_up(entry, decoder, form, found)
             return found
 
         return choice()
+
+    def _give_up(
+        self, entry: ServedModel, decoder: DecoderModel, form: DecoderBucket, choice: EngineChoice
+    ) -> None:
+        """Compile no further forms if all, `HOPELESS` or more, were slower on the cores of ONNX Runtime."""
+        kept = {each.name: each.manifest.decision for each in self.registry.variants(entry.name)}
+        chosen = {name: (decision.chosen, decision.times) for name, decision in kept.items()}
+        chosen[decoder.variant(entry.name, form)] = choice.engine, choice.times
+        slower = [
+            engine == "cpu" and times is not None and times.same_cores and times.others_percent is None
+            for engine, times in chosen.values()
+        ]
+        if (
+            len(slower) < HOPELESS
+            or not all(slower)
+            or entry.manifest.engine_wanted(self.maker.policy) == "gpu"
+        ):
+            return
+        for missing in FORMS:
+            name = decoder.variant(entry.name, missing)
+            if name not in chosen:
+                shapes, under = decoder.shapes(missing), self.maker.under(entry)
+                self.usage_log.record_failure(entry.name, name, shapes, _NO_GAIN, under)
 
     def version_comparer(self, entry: ServedModel) -> VersionComparer | None:
         """Return the comparison of a variant's versions by outputs and steps; None if not a decoder's."""

@@ -217,11 +217,12 @@ class VariantCompiler:
     def under(self, entry: ServedModel) -> str:
         """Return the conditions of compilation; refused shapes are retried when they change.
 
-        They are a text of the source, precision, honed's version and the device with its driver.
+        They are a text of the source, precision, honed's version, the device with its driver, and a pin.
         """
         identity = self.pool.device_of(entry).identity
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
-        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
+        pinned = " pinned" if entry.manifest.engine_wanted(self.policy) == "gpu" else ""
+        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}{pinned}"
 
     def _addition(
         self, model: ServedModel, variant: Manifest, compiled: CompiledFileInfo, proof: LoadReport
@@ -376,7 +377,8 @@ class ShapeVariants(Feature):
             )
             for name, variant in kept.items()
         ]
-        return {"variants": (*found, *(_describe_failed(wish) for wish in wishes.values() if wish.failed))}
+        failed = (_describe_failed(wish) for wish in wishes.values() if wish.failed and wish.requests)
+        return {"variants": (*found, *failed)}
 
     def forget(self, model: str) -> None:
         """Drop the last use of a removed variant, and the cached names of a removed model."""
