@@ -33,13 +33,22 @@ from honed.runtime.compiled.model import ScheduleProvenance
 from honed.runtime.errors import HonedError
 from honed.tuner.demo import lightglue
 
-from .lease import CONFIG
-
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
 BOUND_SECONDS = 2.0  # Limit for each model
 TOLERANCE = 1e-3  # Share of an output's range that answers may differ from those before
 PAUSE_SECONDS = 0.01  # Pause between an app's attempts while nobody listens
+# Settings by which the machine counts as idle at once, whatever else it does, unless there are requests.
+CONFIG = """[idle]
+quiet_seconds = 0.0
+settle_seconds = 0.0
+max_pressure_percent = 1000
+max_load_per_core = 1000
+max_gpu_percent = 100
+max_temperature_c = 1000
+on_battery = true
+max_candidate_seconds = 10.0
+"""
 Arrays = dict[str, np.ndarray]
 
 

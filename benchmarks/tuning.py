@@ -15,22 +15,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from honed.machine import devices
 from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
-from .lightglue import _error, _interleaved, _session, _summary
-
 # Cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
 FULL = 8  # Candidates of a batch that a rank correlation says something of
 CASE_TRIALS, CASE_SECONDS, CASE_TUNED, CASE_TASKS = 1408, 10_564, 4, 14
+WARM_UP = 2
 
 
 def main() -> None:
@@ -148,6 +148,35 @@ def _report(done: dict[str, Any], rankings: list[dict[str, Any]]) -> None:
         place = statistics.median(r["best_rank"] for r in full)
         print(f"cost model: rank correlation {correlation:.2f}, median of {len(full)} batches of {FULL}+;")
         print(f"the measured best was in its first {place:.0f} in half of them")
+
+
+def _session(source: Path, threads: int) -> onnxruntime.InferenceSession:
+    """Return ONNX Runtime with all its optimisations; its threads sleep between runs, to leave ours alone."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+
+
+def _interleaved(runs: int, *functions: Callable[[], object]) -> tuple[list[float], ...]:
+    """Return the seconds of every run, in turns, so that both see the same machine."""
+    times: tuple[list[float], ...] = tuple([] for _ in functions)
+    for i in range(runs + WARM_UP):
+        for function, taken in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            if i >= WARM_UP:
+                taken.append(time.perf_counter() - start)
+    return times
+
+
+def _summary(seconds: list[float]) -> str:
+    middle, deviation = statistics.median(seconds), statistics.pstdev(seconds)
+    return f"{middle * 1e3:.1f} ms median of {len(seconds)} runs (std {deviation * 1e3:.1f})"
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / (theirs.max() - theirs.min()))
 
 
 if __name__ == "__main__":
