@@ -50,87 +50,15 @@ static OrtStatus *note_clone(OrtStatus *status, const OrtOptions *options, OrtOp
     return status;
 }
 
-#define FUNCTIONS(n)                                                                                                         \
-    static OrtStatus *create_##n(const OrtEnv *env, const char *path, const OrtOptions *options, OrtSession **out)           \
+#define FUNCTION(n, name, slot, since, result, parameters, ...)                                                              \
+    static result name##_##n parameters                                                                                      \
     {                                                                                                                        \
-        return note_session(runtimes[n].create(env, path, options, out), options, out, path, NULL, 0);                       \
-    }                                                                                                                        \
-    static OrtStatus *create_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size, const OrtOptions *options,    \
-                                            OrtSession **out)                                                                \
-    {                                                                                                                        \
-        return note_session(runtimes[n].create_from_bytes(env, bytes, size, options, out), options, out, NULL, bytes, size); \
-    }                                                                                                                        \
-    static OrtStatus *create_prepacked_##n(const OrtEnv *env, const char *path, const OrtOptions *options,                   \
-                                           OrtContainer *weights, OrtSession **out)                                          \
-    {                                                                                                                        \
-        return note_session(runtimes[n].create_prepacked(env, path, options, weights, out), options, out, path, NULL, 0);    \
-    }                                                                                                                        \
-    static OrtStatus *create_prepacked_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size,                     \
-                                                      const OrtOptions *options, OrtContainer *weights, OrtSession **out)    \
-    {                                                                                                                        \
-        return note_session(runtimes[n].create_prepacked_from_bytes(env, bytes, size, options, weights, out), options, out, NULL,\
-                    bytes, size);                                                                                            \
-    }                                                                                                                        \
-    static OrtStatus *run_##n(OrtSession *session, const OrtOptions *options, const char *const *input_names,                \
-                              const OrtValue *const *inputs, size_t input_count, const char *const *output_names,            \
-                              size_t output_count, OrtValue **outputs)                                                       \
-    {                                                                                                                        \
-        struct run run = {session, options, input_names, inputs, input_count, output_names, output_count, outputs};          \
-        return decide_run(&runtimes[n], &run);                                                                               \
-    }                                                                                                                        \
-    static OrtStatus *clone_options_##n(const OrtOptions *options, OrtOptions **out)                                         \
-    {                                                                                                                        \
-        return note_clone(runtimes[n].clone_options(options, out), options, out);                                            \
-    }                                                                                                                        \
-    static OrtStatus *profile_##n(OrtOptions *options, const char *prefix)                                                   \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].profile(options, prefix), options, true);                                               \
-    }                                                                                                                        \
-    static OrtStatus *terminate_##n(OrtOptions *options)                                                                     \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].terminate(options), options, true);                                                     \
-    }                                                                                                                        \
-    static OrtStatus *unterminate_##n(OrtOptions *options)                                                                   \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].unterminate(options), options, false);                                                  \
-    }                                                                                                                        \
-    static void release_session_##n(OrtSession *session)                                                                     \
-    {                                                                                                                        \
-        session_released(session);                                                                                           \
-        runtimes[n].release_session(session);                                                                                \
-    }                                                                                                                        \
-    static void release_run_options_##n(OrtOptions *options)                                                                 \
-    {                                                                                                                        \
-        mark(options, false);                                                                                                \
-        runtimes[n].release_run_options(options);                                                                            \
-    }                                                                                                                        \
-    static void release_options_##n(OrtOptions *options)                                                                     \
-    {                                                                                                                        \
-        mark(options, false);                                                                                                \
-        runtimes[n].release_options(options);                                                                                \
-    }                                                                                                                        \
-    static OrtStatus *add_initializer_##n(OrtOptions *options, const char *name, const OrtValue *value)                      \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].add_initializer(options, name, value), options, true);                                  \
-    }                                                                                                                        \
-    static OrtStatus *add_external_initializers_##n(OrtOptions *options, const char *const *names,                           \
-                                                    const OrtValue *const *values, size_t count)                             \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].add_external_initializers(options, names, values, count), options, true);               \
-    }                                                                                                                        \
-    static OrtStatus *add_external_initializers_in_memory_##n(OrtOptions *options, const char *const *names,                 \
-                                                              char *const *buffers, const size_t *sizes, size_t count)       \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].add_external_initializers_in_memory(options, names, buffers, sizes, count), options, true);\
-    }                                                                                                                        \
-    static OrtStatus *add_adapter_##n(OrtOptions *options, const void *adapter)                                              \
-    {                                                                                                                        \
-        return note_mark(runtimes[n].add_adapter(options, adapter), options, true);                                          \
+        __VA_ARGS__;                                                                                                         \
     }
-FUNCTIONS(0)
-FUNCTIONS(1)
-FUNCTIONS(2)
-FUNCTIONS(3)
+REPLACED(FUNCTION, 0)
+REPLACED(FUNCTION, 1)
+REPLACED(FUNCTION, 2)
+REPLACED(FUNCTION, 3)
 
 /* ---- Writing them ---- */
 
@@ -172,16 +100,16 @@ static void write_table(struct runtime *runtime, slot_function **table, int vers
 {
     bool written = true;
     runtime->table = table;
-#define WRITE(name, slot, since)                                                                                             \
+#define WRITE(n, name, slot, since, result, parameters, ...)                                                                 \
     if (version >= (since)) {                                                                                                \
         static slot_function *const ours[] = OURS(name);                                                                     \
         slot_function *function = ours[runtime - runtimes];                                                                  \
         if (written && table[slot] != function) {                                                                            \
-            runtime->name = (name##_function *)table[slot];                                                                  \
+            runtime->name = (result(*) parameters)table[slot];                                                                   \
             written = write_slot(&table[slot], function);                                                                    \
         }                                                                                                                    \
     }
-    REPLACED(WRITE)
+    REPLACED(WRITE, )
 }
 
 /* ONNX Runtime says so on stderr when it is asked for a table that it does not have: its version is read first. */

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 
 #include "../src/internal.h"
-#include "asking.h"
+#include "../src/bring.h"
 #include "policy.h"
 
 typedef struct OrtStatus OrtStatus;
@@ -27,26 +27,55 @@ typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtContainer OrtContainer; /* of prepacked weights */
 
 /*
- * What is replaced, and in which minor version of ONNX Runtime it came: what makes sessions last, when all that they need is
- * there.
+ * What is replaced, by slot and the minor version of ONNX Runtime it came in, with its parameters and what ours does in the
+ * runtime of number n. What makes sessions comes last, when all that they need is there.
  */
-#define REPLACED(X)                                                                                                          \
-    X(run, 9, 0)                                                                                                             \
-    X(clone_options, 12, 0)                                                                                                  \
-    X(profile, 14, 0)                                                                                                        \
-    X(terminate, 46, 0)                                                                                                      \
-    X(unterminate, 47, 0)                                                                                                    \
-    X(release_session, 95, 0)                                                                                                \
-    X(release_run_options, 97, 0)                                                                                            \
-    X(release_options, 100, 0)                                                                                               \
-    X(add_initializer, 150, 5)                                                                                               \
-    X(add_external_initializers, 210, 12)                                                                                    \
-    X(add_external_initializers_in_memory, 279, 18)                                                                          \
-    X(add_adapter, 283, 20)                                                                                                  \
-    X(create, 7, 0)                                                                                                          \
-    X(create_from_bytes, 8, 0)                                                                                               \
-    X(create_prepacked, 168, 8)                                                                                              \
-    X(create_prepacked_from_bytes, 169, 8)
+#define REPLACED(X, n)                                                                                                       \
+    X(n, run, 9, 0, OrtStatus *, (OrtSession *session, const OrtOptions *options, const char *const *input_names,            \
+       const OrtValue *const *inputs, size_t input_count, const char *const *output_names, size_t output_count,              \
+       OrtValue **outputs),                                                                                                  \
+      struct run run = {session, options, input_names, inputs, input_count, output_names, output_count, outputs};            \
+      return decide_run(&runtimes[n], &run))                                                                                 \
+    X(n, clone_options, 12, 0, OrtStatus *, (const OrtOptions *options, OrtOptions **out),                                   \
+      return note_clone(runtimes[n].clone_options(options, out), options, out))                                              \
+    X(n, profile, 14, 0, OrtStatus *, (OrtOptions *options, const char *prefix),                                             \
+      return note_mark(runtimes[n].profile(options, prefix), options, true))                                                 \
+    X(n, terminate, 46, 0, OrtStatus *, (OrtOptions *options),                                                               \
+      return note_mark(runtimes[n].terminate(options), options, true))                                                       \
+    X(n, unterminate, 47, 0, OrtStatus *, (OrtOptions *options),                                                             \
+      return note_mark(runtimes[n].unterminate(options), options, false))                                                    \
+    X(n, release_session, 95, 0, void, (OrtSession *session),                                                                \
+      session_released(session);                                                                                             \
+      runtimes[n].release_session(session))                                                                                  \
+    X(n, release_run_options, 97, 0, void, (OrtOptions *options),                                                            \
+      mark(options, false);                                                                                                  \
+      runtimes[n].release_run_options(options))                                                                              \
+    X(n, release_options, 100, 0, void, (OrtOptions *options),                                                               \
+      mark(options, false);                                                                                                  \
+      runtimes[n].release_options(options))                                                                                  \
+    X(n, add_initializer, 150, 5, OrtStatus *, (OrtOptions *options, const char *name, const OrtValue *value),               \
+      return note_mark(runtimes[n].add_initializer(options, name, value), options, true))                                    \
+    X(n, add_external_initializers, 210, 12, OrtStatus *, (OrtOptions *options, const char *const *names,                    \
+       const OrtValue *const *values, size_t count),                                                                         \
+      return note_mark(runtimes[n].add_external_initializers(options, names, values, count), options, true))                 \
+    X(n, add_external_initializers_in_memory, 279, 18, OrtStatus *, (OrtOptions *options, const char *const *names,          \
+       char *const *buffers, const size_t *sizes, size_t count),                                                             \
+      return note_mark(runtimes[n].add_external_initializers_in_memory(options, names, buffers, sizes, count),               \
+                       options, true))                                                                                       \
+    X(n, add_adapter, 283, 20, OrtStatus *, (OrtOptions *options, const void *adapter),                                      \
+      return note_mark(runtimes[n].add_adapter(options, adapter), options, true))                                            \
+    X(n, create, 7, 0, OrtStatus *, (const OrtEnv *env, const char *path, const OrtOptions *options, OrtSession **out),      \
+      return note_session(runtimes[n].create(env, path, options, out), options, out, path, NULL, 0))                         \
+    X(n, create_from_bytes, 8, 0, OrtStatus *, (const OrtEnv *env, const void *bytes, size_t size,                           \
+       const OrtOptions *options, OrtSession **out),                                                                         \
+      return note_session(runtimes[n].create_from_bytes(env, bytes, size, options, out), options, out, NULL, bytes, size))   \
+    X(n, create_prepacked, 168, 8, OrtStatus *, (const OrtEnv *env, const char *path, const OrtOptions *options,             \
+       OrtContainer *weights, OrtSession **out),                                                                             \
+      return note_session(runtimes[n].create_prepacked(env, path, options, weights, out), options, out, path, NULL, 0))      \
+    X(n, create_prepacked_from_bytes, 169, 8, OrtStatus *, (const OrtEnv *env, const void *bytes, size_t size,               \
+       const OrtOptions *options, OrtContainer *weights, OrtSession **out),                                                  \
+      return note_session(runtimes[n].create_prepacked_from_bytes(env, bytes, size, options, weights, out), options, out,    \
+                          NULL, bytes, size))
 
 /* What is called. MemoryInfoGetDeviceType, the last to come, makes 1.14 safe to use. */
 enum { LEAST_VERSION = 14 };
@@ -68,31 +97,12 @@ enum slot {
 enum { ORT_TENSOR = 1, ORT_CPU = 0 };
 
 typedef void slot_function(void);
-typedef OrtStatus *create_function(const OrtEnv *, const char *, const OrtOptions *, OrtSession **);
-typedef OrtStatus *create_from_bytes_function(const OrtEnv *, const void *, size_t, const OrtOptions *, OrtSession **);
-typedef OrtStatus *create_prepacked_function(const OrtEnv *, const char *, const OrtOptions *, OrtContainer *, OrtSession **);
-typedef OrtStatus *create_prepacked_from_bytes_function(const OrtEnv *, const void *, size_t, const OrtOptions *,
-                                                        OrtContainer *, OrtSession **);
-typedef OrtStatus *run_function(OrtSession *, const OrtOptions *, const char *const *, const OrtValue *const *, size_t,
-                                const char *const *, size_t, OrtValue **);
-typedef OrtStatus *clone_options_function(const OrtOptions *, OrtOptions **);
-typedef OrtStatus *profile_function(OrtOptions *, const char *);
-typedef OrtStatus *terminate_function(OrtOptions *);
-typedef OrtStatus *unterminate_function(OrtOptions *);
-typedef void release_session_function(OrtSession *);
-typedef void release_run_options_function(OrtOptions *);
-typedef void release_options_function(OrtOptions *);
-typedef OrtStatus *add_initializer_function(OrtOptions *, const char *, const OrtValue *);
-typedef OrtStatus *add_external_initializers_function(OrtOptions *, const char *const *, const OrtValue *const *, size_t);
-typedef OrtStatus *add_external_initializers_in_memory_function(OrtOptions *, const char *const *, char *const *,
-                                                                const size_t *, size_t);
-typedef OrtStatus *add_adapter_function(OrtOptions *, const void *);
 
 /* One ONNX Runtime of the process: its table, and what was in the slots that were replaced. */
 struct runtime {
     slot_function **table;
-#define FIELD(name, slot, since) name##_function *name;
-    REPLACED(FIELD)
+#define FIELD(n, name, slot, since, result, parameters, ...) result(*name) parameters;
+    REPLACED(FIELD, )
 #undef FIELD
 };
 
@@ -115,7 +125,7 @@ struct read_kind {
     uint64_t hash;
 };
 
-enum { MOST_KINDS = 8 };
+enum { MOST_KINDS = 8, WHY_BYTES = 256, LINE_BYTES = 640 };
 
 /* A kind of runs of a session: types and shapes of its inputs, and its outputs. */
 struct kept_kind {
@@ -159,14 +169,17 @@ void session_released(OrtSession *session);
 void mark(const void *options, bool marked); /* whose sessions or runs are left alone */
 bool is_marked(const void *options);
 void session_drop(struct session *session); /* entered */
+bool is_same_file(const struct stat *one, const struct stat *other);
+struct session *session_like(const struct session *session); /* one whose file the service has; entered */
 void say_changes(const struct session *session, const struct kept_kind *kind, const struct route *before, char *line);
-enum { LINE_BYTES = 640 };
+void say(const char *line);
 
 /* routed.c */
 struct line; /* a connection to the service */
 struct line *line_take(void); /* entered; NULL where all are in use */
 void line_give(struct line *line); /* entered */
-void lines_forget(void);      /* in a forked child */
+void lines_forget(void); /* in a forked child, like the next */
+void service_forget(honed_service *service); /* may be NULL; its memory may be in any state */
 /* Whether the service has answered; else nothing has changed, and the app's session can run. */
 bool answer_run(const struct runtime *runtime, const struct run *run, const struct read_kind *kind, struct line *line,
                 const char *model, int64_t deadline);
@@ -174,7 +187,5 @@ bool answer_run(const struct runtime *runtime, const struct run *run, const stru
 /* worker.c; entered. */
 void worker_ask(struct session *session, struct kept_kind *kind, bool reporting);
 void worker_forget(void); /* in a forked child */
-/* A session whose file the service has. */
-struct session *session_like(const struct session *session);
 
 #endif

@@ -44,15 +44,20 @@ void line_give(struct line *line)
     line->taken = false;
 }
 
-/* Their memory may be in any state: another thread of the parent may have used them. */
+void service_forget(honed_service *service)
+{
+    if (!service)
+        return;
+    close_descriptor(&service->socket);
+    close_descriptor(&service->epoll);
+    close_descriptor(&service->timer);
+}
+
+/* Another thread of the parent may have used them. */
 void lines_forget(void)
 {
     for (struct line *line = lines; line < lines + MOST_LINES; line++) {
-        if (line->service) {
-            close_descriptor(&line->service->socket);
-            close_descriptor(&line->service->epoll);
-            close_descriptor(&line->service->timer);
-        }
+        service_forget(line->service);
         if (line->buffer)
             close_descriptor(&line->buffer->descriptor);
         *line = (struct line){0};

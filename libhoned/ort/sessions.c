@@ -157,7 +157,7 @@ void say_changes(const struct session *session, const struct kept_kind *kind, co
              route->why == WHY_SERVICE && *kind->why ? kind->why : route_why_text(route->why));
 }
 
-static void say(const char *line)
+void say(const char *line)
 {
     if (*line && write(STDERR_FILENO, line, strlen(line)) < 0)
         return; /* nobody reads it */
@@ -219,13 +219,17 @@ static int keep_bytes(const void *bytes, size_t size)
     return descriptor;
 }
 
+static void free_kind(struct kept_kind *kind)
+{
+    for (size_t i = 0; i < kind->shapes.count; i++)
+        free((char *)(uintptr_t)kind->shapes.names[i]);
+    free(kind);
+}
+
 static void free_session(struct session *session)
 {
-    for (size_t i = 0; i < MOST_KINDS && session->kinds[i]; i++) {
-        for (size_t j = 0; j < session->kinds[i]->shapes.count; j++)
-            free((char *)(uintptr_t)session->kinds[i]->shapes.names[j]);
-        free(session->kinds[i]);
-    }
+    for (size_t i = 0; i < MOST_KINDS && session->kinds[i]; i++)
+        free_kind(session->kinds[i]);
     if (session->bytes >= 0)
         close(session->bytes);
     free(session->path);
@@ -299,13 +303,17 @@ __attribute__((destructor)) static void say_totals(void)
     say(text);
 }
 
+bool is_same_file(const struct stat *one, const struct stat *other)
+{
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino && one->st_size == other->st_size &&
+           !memcmp(&one->st_mtim, &other->st_mtim, sizeof one->st_mtim);
+}
+
 struct session *session_like(const struct session *session)
 {
     for (size_t i = 0; session->path && i < BUCKETS; i++)
         for (struct session *other = table[i]; other; other = other->next)
-            if (*other->model && other->path && other->file.st_dev == session->file.st_dev &&
-                other->file.st_ino == session->file.st_ino && other->file.st_size == session->file.st_size &&
-                !memcmp(&other->file.st_mtim, &session->file.st_mtim, sizeof session->file.st_mtim))
+            if (*other->model && other->path && is_same_file(&other->file, &session->file))
                 return other;
     return NULL;
 }
@@ -347,9 +355,7 @@ static struct kept_kind *find_kind(struct session *session, const struct read_ki
     if (!oldest)
         return NULL;
     if (*oldest && (*oldest)->hash != read->hash) {
-        for (size_t j = 0; j < (*oldest)->shapes.count; j++)
-            free((char *)(uintptr_t)(*oldest)->shapes.names[j]);
-        free(*oldest);
+        free_kind(*oldest);
         *oldest = NULL;
     }
     if (!*oldest)
@@ -410,7 +416,8 @@ OrtStatus *decide_run(const struct runtime *runtime, const struct run *run)
     struct route before;
     struct kept_kind *kind;
     struct line *line = NULL;
-    OrtStatus *status;
+    OrtStatus *status = NULL;
+    bool answered = false;
     int64_t began = now(), ended, deadline = 0;
     struct session *session = usable() ? look_at(run, began) : NULL;
     char model[MODEL_NAME_BYTES], text[LINE_BYTES];
@@ -436,30 +443,22 @@ OrtStatus *decide_run(const struct runtime *runtime, const struct run *run)
         return run_own(runtime, run);
     say(text);
 
-    if (line) {
-        bool answered = answer_run(runtime, run, &read, line, model, deadline);
-        ended = now();
-        enter();
-        line_give(line);
-        before = kind->route;
-        (answered ? route_ran_routed : route_failed)(&kind->route, ended, ended - began);
-        finish(session, kind, ended);
-        say_changes(session, kind, &before, text);
-        leave();
-        say(text);
-        return answered ? NULL : run_own(runtime, run);
-    }
-
-    began = now();
-    status = run_own(runtime, run);
+    if (line)
+        answered = answer_run(runtime, run, &read, line, model, deadline);
+    else
+        began = now(), status = run_own(runtime, run);
     ended = now();
     enter();
     before = kind->route;
-    if (!status)
+    if (line) {
+        line_give(line);
+        (answered ? route_ran_routed : route_failed)(&kind->route, ended, ended - began);
+    } else if (!status) {
         route_ran_own(&kind->route, ended, ended - began);
+    }
     finish(session, kind, ended);
     say_changes(session, kind, &before, text);
     leave();
     say(text);
-    return status;
+    return line && !answered ? run_own(runtime, run) : status;
 }

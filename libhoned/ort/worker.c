@@ -12,6 +12,19 @@
 
 enum { BRING_TIMEOUT = 600000, ASK_TIMEOUT = 10000, NICE = 10 }; /* ms */
 
+struct report {
+    const char *app, *state, *why;
+    int64_t own_us, routed_us;
+    uint64_t own_runs, routed_runs;
+};
+
+/* What the service says of the compiled form for a kind. */
+struct form {
+    bool verified, half;
+    int64_t time_us;
+    char why[WHY_BYTES];
+};
+
 struct question {
     struct question *next;
     struct session *session;
@@ -28,16 +41,79 @@ static honed_service *service;
 
 void worker_forget(void)
 {
-    if (service) {
-        close_descriptor(&service->socket);
-        close_descriptor(&service->epoll);
-        close_descriptor(&service->timer);
-    }
+    service_forget(service);
     service = NULL;
     first = last = NULL;
     running = false;
     memset(&asked, 0, sizeof asked);
     pthread_cond_init(&asked, NULL);
+}
+
+/* ---- ModelForm ---- */
+
+struct asking {
+    struct call call;
+    struct form *form;
+};
+
+static void take_form(struct call *call, const struct message *message, const struct value *result)
+{
+    struct form *form = ((struct asking *)call)->form;
+    const struct value *verified = find(message, result, "verified"), *time = find(message, result, "time_us");
+    const struct value *precision = find(message, result, "precision");
+    copy_text(form->why, sizeof form->why, message, find(message, result, "why"));
+    form->verified = verified && verified->kind == TRUTH && verified->at;
+    form->half = !is_text(message, precision, "fp32");
+    if (!verified || verified->kind != TRUTH)
+        fail_nonsense(&call->failure, "neither verified nor not");
+    else if (!form->verified)
+        form->time_us = 0;
+    else if (!time || time->kind != NUMBER || time->at > (uint64_t)1 << 42)
+        fail_nonsense(&call->failure, "a compiled form without a time");
+    else
+        form->time_us = (int64_t)time->at;
+}
+
+static void put_named(struct frame *frame, const char *name, const char *text)
+{
+    put_text(frame, name);
+    put_text(frame, text);
+}
+
+static void put_number(struct frame *frame, const char *name, uint64_t number)
+{
+    put_text(frame, name);
+    put_uint(frame, number);
+}
+
+static void put_report(struct frame *frame, const struct report *report)
+{
+    put_text(frame, "report");
+    put_map(frame, 7);
+    put_named(frame, "app", report->app);
+    put_named(frame, "state", report->state);
+    put_named(frame, "why", report->why);
+    put_number(frame, "own_us", (uint64_t)report->own_us);
+    put_number(frame, "routed_us", (uint64_t)report->routed_us);
+    put_number(frame, "own_runs", report->own_runs);
+    put_number(frame, "routed_runs", report->routed_runs);
+}
+
+/* `report` may be NULL. */
+static honed_code ask_form(const char *model, const struct shapes *shapes, const struct report *report, struct form *form)
+{
+    struct asking asking = {.call = {.take = take_form, .msgid = ++service->msgids}, .form = form};
+    struct frame *frame = frame_new(512);
+    *form = (struct form){0};
+    if (frame) {
+        put_request(frame, asking.call.msgid, "ModelForm");
+        put_map(frame, report ? 3 : 2);
+        put_named(frame, "name", model);
+        put_shapes(frame, shapes, true);
+        if (report)
+            put_report(frame, report);
+    }
+    return ask(service, &asking.call, frame);
 }
 
 /* ---- One question ---- */
@@ -49,9 +125,7 @@ static int open_file(const struct session *session)
     if (!session->path)
         return session->bytes;
     descriptor = open(session->path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (descriptor >= 0 && !fstat(descriptor, &now_there) && now_there.st_ino == session->file.st_ino &&
-        now_there.st_dev == session->file.st_dev && now_there.st_size == session->file.st_size &&
-        !memcmp(&now_there.st_mtim, &session->file.st_mtim, sizeof now_there.st_mtim))
+    if (descriptor >= 0 && !fstat(descriptor, &now_there) && is_same_file(&now_there, &session->file))
         return descriptor;
     close_descriptor(&descriptor); /* the session was made of what is there no more */
     return -1;
@@ -104,7 +178,7 @@ static void answer(struct question *question)
         is_new = !(code = hand_over(session, kind, model));
     if (!refused && !code) {
         honed_service_timeout(service, ASK_TIMEOUT);
-        code = ask_form(service, model, &kind->shapes, question->reporting ? &question->report : NULL, &form);
+        code = ask_form(model, &kind->shapes, question->reporting ? &question->report : NULL, &form);
     }
 
     enter();
@@ -134,8 +208,7 @@ static void answer(struct question *question)
     say_changes(session, kind, &before, line);
     session_drop(session);
     leave();
-    if (*line && write(STDERR_FILENO, line, strlen(line)) < 0)
-        return;
+    say(line);
 }
 
 /* ---- The thread ---- */
