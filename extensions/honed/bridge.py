@@ -8,12 +8,12 @@ import logging
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from honed.machine.files import read_toml
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.strict import SchemaError, from_plain
 from honed.runtime import HONED_VERSION
@@ -23,7 +23,6 @@ _ENDPOINT: Final = re.compile(r"(ipc|tcp)://(.+)")
 _TCP: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:([0-9]{1,5})")
 _MAX_SOCKET_PATH: Final = 107  # Bytes of sun_path
 T = TypeVar("T")
-_MAX_BYTES: Final = 64 << 10
 _MOST: Final = 1e9  # Maximum of any number; more is a typing error
 
 
@@ -71,22 +70,11 @@ def load(kind: type[T], file: Path, *, required: bool) -> T:
     not allow. Raises InvalidArgument that names the file and what is wrong.
     """
     try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
+        content, _ = read_toml(file)
     except FileNotFoundError:
         if required:
             raise InvalidArgument(f"there is no configuration file {file}; check --config") from None
         return kind()
-    except OSError as error:
-        raise InvalidArgument(
-            f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
-        ) from error
-    if len(data) > _MAX_BYTES:
-        raise InvalidArgument(f"configuration file {file} is larger than {_MAX_BYTES} bytes; shorten it")
-    try:
-        content = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
     try:
         return from_plain(kind, content, where=str(file))
     except SchemaError as error:

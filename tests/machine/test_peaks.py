@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from honed.machine import microbench, peaks, profilefile, roofline
+from honed.machine import microbench, peaks, roofline
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.microbench import ArithmeticForm, Bench
@@ -84,33 +84,6 @@ def test_again_where_the_file_is_damaged(
         assert kept.read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("lacking", "gone"),
-    [
-        ({"caches_gbs": (), "empty_us": None, "busy": None}, ("caches_gbs", "raised", "empty_us", "busy")),
-        ({"empty_us": None}, ("empty_us",)),
-    ],
-    ids=["no caches", "no empty kernel alone"],
-)
-def test_again_where_an_older_version_measured_less(
-    device: Device,
-    tmp_path: Path,
-    measuring: Callable[..., list[DevicePeaks]],
-    lacking: dict[str, Any],
-    gone: tuple[str, ...],
-) -> None:
-    made = measuring(FOUND)
-    older = replace(FOUND, fp32_gflops=120.0, **lacking)
-    peaks.keep(replace(device.profile, peaks=older), tmp_path)
-    path = kept_file(tmp_path)
-    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(gone)))
-    assert profilefile.load(path).peaks == older, "it is read"
-    assert not peaks.has_stored(device, tmp_path)
-    best = replace(FOUND, fp32_gflops=120.0)
-    assert [peaks.load_or_measure(device, tmp_path).peaks for _ in range(2)] == [best, best]
-    assert len(made) == 1
-
-
 def test_again_later_where_the_machine_was_busy(
     device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
 ) -> None:
@@ -130,7 +103,6 @@ def test_again_later_where_the_machine_was_busy(
 
 def test_why_says_it() -> None:
     assert peaks.why_outdated(FOUND, 1e9) == ""
-    assert "no caches" in peaks.why_outdated(replace(FOUND, caches_gbs=()), 0.0)
     assert "others took 50 % of the CPUs" in peaks.why_outdated(replace(FOUND, busy=0.5), 1e9)
     assert peaks.why_outdated(replace(FOUND, busy=None), 1e9) == ""
 

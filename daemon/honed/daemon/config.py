@@ -9,7 +9,6 @@ import difflib
 import logging
 import math
 import re
-import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from honed.machine.files import read_toml, unreadable_config
 from honed.process.limits import memory_mib
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
@@ -72,8 +72,6 @@ def lines_of(text: str) -> dict[str, int]:
 # `honed.toml` has the tables in `Config`. Files in `honed.toml.d/` beside it that end in .toml are read after
 # it in the order of their names; a later file wins setting by setting. Every setting keeps its origin.
 
-MAX_FILE_BYTES = 256 << 10
-_MAX_DOTS = 200  # Limit for a line: the parser's time for a key is quadratic in its parts
 DEFAULT_ORIGIN: Final = "default"
 # Removed settings, with advice: files that still have them are read.
 REMOVED: Final = {
@@ -226,7 +224,7 @@ def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
     try:
         there, regular = config.exists(), config.is_file()
     except OSError as error:
-        raise _unreadable(config, error) from error
+        raise unreadable_config(config, error) from error
     if required and not regular:
         raise InvalidArgument(f"there is no configuration file {config}; check its path")
     folder = drop_in_dir(config)
@@ -241,16 +239,14 @@ def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
     return tuple(([config] if there else []) + drop_ins)
 
 
-def _unreadable(file: Path, error: OSError) -> InvalidArgument:
-    return InvalidArgument(
-        f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
-    )
-
-
 def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
     known = settings()
     values: dict[str, _Value] = {}
-    content, lines = _parse(file)
+    try:
+        content, text = read_toml(file)
+    except FileNotFoundError as error:  # It was there a moment ago
+        raise unreadable_config(file, error) from error
+    lines = lines_of(text)
     for table, given in content.items():
         if table not in TABLES:
             raise InvalidArgument(
@@ -272,25 +268,6 @@ def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
                 )
             values[name] = _Value(_check_type(known[name], value, origin), origin)
     return values
-
-
-def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the contents of a file, and the line on which each setting stands."""
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
-    try:
-        text = data.decode()
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.count(".") > _MAX_DOTS:
-                raise InvalidArgument(f"{file}:{number} has more than {_MAX_DOTS} dots; correct that line")
-        return tomllib.loads(text), lines_of(text)
-    except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
-        raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, _Value]:

@@ -12,11 +12,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from honed.protocol.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 
 _MAX_SYSTEM_BYTES = 64 << 10
+MAX_CONFIG_BYTES = 256 << 10
+_MAX_DOTS = 200  # Limit for a line of TOML: the parser's time for a key is quadratic in its parts
 
 
 @contextmanager
@@ -69,6 +71,41 @@ def read_regular(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
     return data
+
+
+def read_toml(file: Path) -> tuple[dict[str, Any], str]:
+    """Return the contents of a configuration file, and its text.
+
+    Raises FileNotFoundError, or InvalidArgument, which names the file and what is wrong.
+    """
+    import tomllib  # Most programs read no such file
+
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable_config(file, error) from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise InvalidArgument(
+            f"configuration file {file} is larger than {MAX_CONFIG_BYTES} bytes; shorten it"
+        )
+    try:
+        text = data.decode()
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.count(".") > _MAX_DOTS:
+                raise InvalidArgument(f"{file}:{number} has more than {_MAX_DOTS} dots; correct that line")
+        return tomllib.loads(text), text
+    except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
+        raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
+
+
+def unreadable_config(file: Path, error: OSError) -> InvalidArgument:
+    """Return the error to raise for a configuration file that cannot be read."""
+    return InvalidArgument(
+        f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
+    )
 
 
 def put_aside(path: Path) -> str:

@@ -56,10 +56,6 @@ def has_stored(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
 
 def why_outdated(kept: DevicePeaks, age: float) -> str:
     """Return why peaks stored `age` seconds ago must be measured again; "" if they need not be."""
-    if not kept.caches_gbs:
-        return "they were kept by an older version, which measured no caches"
-    if kept.empty_us is None:
-        return "they were kept by an older version, which did not time an empty kernel alone"
     if roofline.busy(kept) and age >= AGAIN_SECONDS:
         return f"others took {100 * (kept.busy or 0):.0f} % of the CPUs while they were measured"
     return ""

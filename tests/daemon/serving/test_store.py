@@ -96,23 +96,6 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
 
 
-def test_a_manifest_from_before_versions_is_taken_over(store: Store) -> None:
-    manifest = add(store, "a", b"compiled")
-    path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
-    rewrite(path, lambda plain: [plain.pop(key) for key in ("format", "history", "device", "placed")])
-    models, damaged = store.open()
-    assert damaged == []
-    assert models["a"].history.current.number == 1
-    assert models["a"].history.current.sha256 == manifest.compiled.sha256
-
-
-def test_a_manifest_from_before_devices_is_taken_over(store: Store) -> None:
-    manifest = add(store, "a", b"compiled")
-    path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
-    rewrite(path, lambda plain: [plain.pop(key) for key in ("format", "device", "placed")])
-    assert store.open() == ({"a": manifest}, [])
-
-
 def test_the_device_is_kept(store: Store) -> None:
     manifest = dataclasses.replace(add(store, "a", b"compiled"), device="mali", placement_reason="asked for")
     store.commit(manifest, [])
@@ -335,19 +318,6 @@ def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(HonedError, match="cannot be used"):
         Store(tmp_path / "state").open()
-
-
-def test_chains_of_an_earlier_version_are_told_and_left_alone(store: Store, tmp_path: Path) -> None:
-    add(store, "a", b"compiled a")
-    chains = tmp_path / "state" / "chains"
-    chains.mkdir()
-    for name in ("faces", "pairs"):
-        (chains / f"{name}.json").write_text("anything")
-    models, told = store.open()
-    assert set(models) == {"a"}
-    assert [each.split(":")[0] for each in told] == ["chain faces", "chain pairs"]
-    assert all("onnx.compose" in each for each in told)
-    assert sorted(each.name for each in chains.iterdir()) == ["faces.json", "pairs.json"]
 
 
 def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store: Store) -> None:

@@ -5,7 +5,6 @@
                           a variant, whose name contains the sizes: <name>@<sizes>
     staging/<random>/     work in progress; emptied at start
     damaged/              damaged files, set aside for people
-    chains/               chains of models that an earlier honed served; not changed
 
 Manifests contain their format, so that an older honed does not change them. Each file is written beside its
 place, synced, renamed and its folder synced, so that a crash leaves every model in its old or new state. One
@@ -174,20 +173,10 @@ class Store:
             for folder in (self._objects, self._models, self._staging, self._damaged):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()
-            damaged += self._chains()
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging.mkdir(mode=0o700, exist_ok=True)
             self._collect(models.values())
             return models, damaged
-
-    def _chains(self) -> list[str]:
-        """Return a sentence for each chain of models that an earlier version stored."""
-        folder = self._models.parent / "chains"
-        return [
-            f"chain {path.stem}: honed no longer serves chains of models; join the ONNX files with "
-            f"onnx.compose and add the result (see the guide, 'Several models as one'), then delete {path}"
-            for path in sorted(folder.glob("*.json"))
-        ]
 
     def object(self, file: StoredFile) -> Path:
         """Return the path of a stored file."""
@@ -414,26 +403,10 @@ def _loads(name: str, data: bytes) -> Manifest:
                 f"model {name} was stored by a newer honed, in format {written}, and this one knows formats "
                 f"up to {FORMAT}; install the newer honed again, nothing was changed"
             )
-        if written == 1:
-            _migrate(plain)
     manifest = from_plain(plain, name)
     if manifest.name != name or not STORED.fullmatch(name):
         raise ValueError(f"it speaks of model {manifest.name!r}")
     return manifest
-
-
-def _migrate(plain: dict[str, Any]) -> None:
-    """Upgrade a manifest of format 1, whose only compiled file becomes the first version.
-
-    Those from before there were several devices know none: they are the default's.
-    """
-    plain.setdefault("device", "")
-    plain.setdefault("placed", "")
-    if "history" in plain or not {"compiled", "added"} <= plain.keys():
-        return
-    file = strict.from_plain(StoredFile, plain["compiled"], where="compiled")
-    now = float(plain["added"])
-    plain["history"] = strict.to_plain(begin(file, schedules="", why="added", now=now))
 
 
 def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> VersionHistory:
