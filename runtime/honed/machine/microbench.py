@@ -6,15 +6,14 @@ Devices differ, so several forms of each kernel are tried and the best counts.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context, driver_call, event_seconds
+from honed.machine.processors import OtherLoadMeter
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.protocol.errors import DeviceError
 
@@ -297,60 +296,16 @@ def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tup
     return moved / bench.shortest(kernel, items, _GROUP, *buffers, np.uint32(each)) * 1e-9
 
 
-_LEAST = 10  # Ticks of 10 ms between two readings, at least, for a meaningful share
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReading:
-    """The seconds since the machine started, of all CPUs together; `own` are this process's."""
-
-    total: float
-    busy: float
-    own: float
-
-
-def read_load(stat: Path = Path("/proc/stat")) -> LoadReading | None:
-    """Return the CPU times now; None if /proc does not have them."""
-    try:
-        return parse_load(stat.read_text(), time.process_time())
-    except (OSError, ValueError):
-        return None
-
-
-def parse_load(stat: str, own: float) -> LoadReading:
-    """Return a reading from the text of /proc/stat; raise ValueError if it has no line for all CPUs.
-
-    Time that a hypervisor gave to others ("steal") counts as busy. "user" includes guests' time.
-    """
-    name, *fields = stat.partition("\n")[0].split()
-    if name != "cpu" or len(fields) < 8:
-        raise ValueError("/proc/stat does not begin with the time of all CPUs")
-    user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in fields[:8])
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    busy = user + nice + system + irq + softirq + steal
-    return LoadReading(total=(busy + idle + iowait) * tick, busy=busy * tick, own=own)
-
-
-def others_load(before: LoadReading | None, after: LoadReading | None) -> float | None:
-    """Return the share, 0 to 1, of all CPUs' time that other processes used; None if unknown."""
-    if before is None or after is None:
-        return None
-    total = after.total - before.total
-    if total < _LEAST / os.sysconf("SC_CLK_TCK"):
-        return None
-    busy = (after.busy - before.busy) - (after.own - before.own)
-    return min(1.0, max(0.0, busy / total))
-
-
 def measure(device: Device) -> DevicePeaks:
     """Return the peaks of `device`, measured now; raise DeviceError if a kernel or the clock fails."""
-    before = read_load()
+    others = OtherLoadMeter((os.getpid(),))
     with driver_call("measure the device's peaks"):
         bench = Bench(device)
         half = gflops(bench, "half") if device.profile.limits.fp16 else None
         single = gflops(bench, "float")
         caches, main = gbs(bench)
         launch_us, empty_us = empty_kernels(bench)
+    percent = others.percent()
     return DevicePeaks(
         fp32_gflops=single,
         fp16_gflops=half,
@@ -358,5 +313,5 @@ def measure(device: Device) -> DevicePeaks:
         launch_us=launch_us,
         empty_us=empty_us,
         caches_gbs=caches,
-        busy=others_load(before, read_load()),
+        busy=None if percent is None else percent / 100,
     )

@@ -16,11 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.features.half import HalfForms
-from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.restoring import without_chosen_sessions
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
-from honed.machine.processors import ThreadPlacement
+from honed.machine.processors import OtherLoadMeter, ThreadPlacement
 from honed.protocol import strict
 from honed.protocol.results import OptimisationCheck, OrtSessionConfig, SessionSettings
 from honed.tool.main import main

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.idle.signals import OtherLoadMeter, OwnLoadMeter, Sample, Signals, tree_seconds
+from honed.daemon.idle.signals import OwnLoadMeter, Sample, Signals
+from honed.machine.processors import OtherLoadMeter, tree_seconds
 
 from . import idle_trees as trees
 
@@ -250,10 +251,14 @@ def test_what_others_take_of_the_processors(tmp_path: Path) -> None:
 
     at(1000, 5000, 100)
     others = OtherLoadMeter((50,), tmp_path)
-    assert others.percent() == 0.0, "no tick has passed"
+    assert others.percent() is None, "no tick has passed"
     at(1050, 5050, 150)  # a core of two was ours
     assert others.percent() == 0.0
     at(1150, 5050, 150)
     assert others.percent() == pytest.approx(100 * 100 / 200)
+    at(1150, 5050, 400)  # rounded
+    assert others.percent() == 0.0
+    (tmp_path / "proc/stat").write_text("cpu 1 2 3\n")
+    assert others.percent() is None
     bare = OtherLoadMeter((50,), tmp_path / "none")
-    assert bare.percent() == 0.0
+    assert bare.percent() is None

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.serving import trial
 from honed.daemon.serving.trial import PairedTrial, Runner
 from honed.daemon.worker.calls import ComparisonRun
+from honed.machine.processors import OtherLoadMeter
 from honed.runtime.comparison import LEAST
 
 

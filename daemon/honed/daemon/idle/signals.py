@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from honed.machine.files import entries, gpu_clocks, system_number, system_text
+from honed.machine.processors import cores, tree_seconds
 
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
 _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
@@ -25,7 +25,6 @@ _PLAUSIBLE = (-40_000, 200_000)  # Millidegrees; drivers report values outside f
 _THROTTLES = ("passive", "hot", "critical")  # Types of trip points; "active" only starts a fan
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
 _PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
-_TICKS = os.sysconf("SC_CLK_TCK")  # Per second, of times in /proc/PID/stat
 Verdict = Literal["quiet", "busy", "absent"]
 
 
@@ -328,87 +327,9 @@ class OwnLoadMeter:
         return OwnLoad(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
 
 
-class OtherLoadMeter:
-    """A meter of the load by other programs than `own` processes and their descendants, since its creation.
-
-    It blocks for some milliseconds.
-    """
-
-    def __init__(self, own: Collection[int], root: Path = Path("/")) -> None:
-        self._own, self._root = own, root
-        self._then = self._others()
-
-    def percent(self) -> float:
-        """Return the percentage that other programs took since the meter was created.
-
-        The kernel counts ticks, so allow some tenths of a second.
-        """
-        others, elapsed = (now - then for now, then in zip(self._others(), self._then, strict=True))
-        return 100 * min(1.0, max(0.0, others) / elapsed) if elapsed > 0 else 0.0
-
-    def _others(self) -> tuple[float, float]:
-        """Return seconds of all processors since the machine started: those of others, and all."""
-        # proc_stat(5) has user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
-        text = system_text(self._root / "proc/stat") or ""
-        ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
-        if len(ticks) < 8:
-            return 0.0, 0.0
-        own = sum(tree_seconds(self._root, self._own).values())
-        idle = ticks[3] + ticks[4]
-        return (sum(ticks) - idle) / _TICKS - own, sum(ticks) / _TICKS
-
-
 def _decay(mean: float, spent: float, passed: float, over: float) -> float:
     kept = math.exp(-passed / over)
     return mean * kept + spent / passed * (1 - kept)
-
-
-def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
-    """Return the CPU seconds of each process with its living descendants.
-
-    Children of these processes that have ended and were waited for are included. A descendant of several
-    counts for the nearest.
-    """
-    parents: dict[int, int] = {}
-    spent: dict[int, float] = {}
-    for folder in entries(root / "proc"):
-        # By proc_pid_stat(5) the name in parentheses may hold anything; ppid is the second field after it,
-        # utime, stime, cutime and cstime the twelfth to fifteenth.
-        text = system_text(folder / "stat") or "" if folder.name.isdecimal() else ""
-        after = text.rpartition(")")[2].split()
-        if len(after) > 14:
-            parents[int(folder.name)] = _whole(after[1])
-            spent[int(folder.name)] = sum(map(_whole, after[11:15])) / _TICKS
-    totals = {pid: 0.0 for pid in pids if pid in spent}
-    for pid, seconds in spent.items():
-        nearest = _nearest(pid, totals, parents)
-        if nearest is not None:
-            totals[nearest] += seconds
-    return totals
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> int | None:
-    seen: set[int] = set()
-    while pid not in seen:
-        if pid in wanted:
-            return pid
-        seen.add(pid)
-        pid = parents.get(pid, pid)
-    return None
-
-
-def cores(root: Path) -> int:
-    """Return the number of processors online; 1 if it is not known."""
-    count = 0
-    for part in (system_text(root / "sys/devices/system/cpu/online") or "").split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            count += int(last or first) - int(first) + 1
-    return max(1, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

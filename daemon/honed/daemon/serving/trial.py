@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from honed.daemon.aio import in_thread
-from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.worker.calls import ComparisonRun
+from honed.machine.processors import OtherLoadMeter
 from honed.runtime.comparison import MOST, PairedTiming
 
 _BUSY_PERCENT = 10.0  # Load of other programs, of all processors, above which times are provisional
@@ -87,5 +87,5 @@ class PairedTrial:
         if others is None:
             return PairedTrialResult(runs=runs)
         await asyncio.sleep(since + _LOOK_SECONDS - time.monotonic())
-        percent = await in_thread(others.percent)
+        percent = await in_thread(others.percent) or 0.0
         return PairedTrialResult(runs=runs, others_percent=percent if percent > _BUSY_PERCENT else None)
