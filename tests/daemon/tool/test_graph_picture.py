@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import CompiledModel, Copy, FusedGroup, Operator, Tensor, View
-from honed.tool.view.boxes import draw
-from honed.tool.view.graph import to_dot
+from honed.tool.view.graph import lay_out, to_dot
 from tests.runtime.builder import INCREMENT, Builder, add_prepared, chain
 
 HOSTILE = '" ]; }\\ digraph \x1b[2J\x00\n</x>&'
@@ -31,7 +30,7 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def test_a_part_is_a_box_with_all_that_is_known_of_it() -> None:
-    drawing = draw(_model(), {"add": 12.5})
+    drawing = lay_out(_model(), {"add": 12.5})
     assert [box.kind for box in drawing.boxes] == ["input", "part", "output"]
     assert drawing.edges == ((0, 1), (1, 2))
     box = drawing.boxes[1]
@@ -54,7 +53,7 @@ def test_a_part_is_a_box_with_all_that_is_known_of_it() -> None:
 
 def test_every_step_is_drawn_once_also_of_files_that_do_not_know_their_operators() -> None:
     for model in (add_prepared().build(), chain(50).build(), _model()):
-        drawing = draw(model, {})
+        drawing = lay_out(model, {})
         assert sum(len(box.steps) for box in drawing.boxes) == len(model.prepare) + len(model.steps)
         text = to_dot(drawing, "m", ())
         assert all(kernel.name in text for kernel in model.kernels)
@@ -62,7 +61,7 @@ def test_every_step_is_drawn_once_also_of_files_that_do_not_know_their_operators
 
 def test_what_is_copied_is_told_apart() -> None:
     model = replace(_model(), steps=(*_model().steps, Copy(source=3, target=4)))
-    assert [box.kind for box in draw(model, {}).boxes] == ["input", "part", "copy", "output"]
+    assert [box.kind for box in lay_out(model, {}).boxes] == ["input", "part", "copy", "output"]
 
 
 def test_what_lies_in_place_is_a_view_where_it_is_made() -> None:
@@ -85,7 +84,7 @@ def test_what_lies_in_place_is_a_view_where_it_is_made() -> None:
         ),
     )
     validate.check(model)
-    drawing = draw(model, {})
+    drawing = lay_out(model, {})
     assert drawing.edges == ((0, 1), (0, 2), (1, 3), (2, 3), (2, 4), (3, 5), (4, 6))
     assert drawing.boxes[1].notes == ("= float32 64", "part of 2x64: Concat, a view")
     assert drawing.boxes[2].notes == (
@@ -102,7 +101,7 @@ def test_names_are_text_and_nothing_else() -> None:
         kernels=tuple(replace(k, name=f"{HOSTILE}{n}") for n, k in enumerate(model.kernels)),
         parts=(FusedGroup(operators=(bad,), prepare=(0,), steps=(0, 1)),),
     )
-    text = to_dot(draw(model, {}), HOSTILE, (HOSTILE,))
+    text = to_dot(lay_out(model, {}), HOSTILE, (HOSTILE,))
     assert "digraph" not in STRING.sub("", text).replace("digraph", "", 1), "a name ended its string"
     assert STRING.sub("", text).count("{") == STRING.sub("", text).count("}")
     assert "\x1b" not in text

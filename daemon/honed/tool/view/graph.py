@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from honed.machine.files import replacing
 from honed.protocol.errors import Unavailable
@@ -21,11 +22,23 @@ from honed.protocol.methods import MODEL_PROFILE
 from honed.protocol.results import ModelProfile
 from honed.runtime.client import Client
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, HostCall, Launch
+from honed.runtime.compiled.model import (
+    Buffer,
+    CompiledModel,
+    CpuPartition,
+    FusedGroup,
+    HostCall,
+    Launch,
+    Operator,
+    SizeSpecialisation,
+    Step,
+    View,
+)
+from honed.runtime.compiled.plan import uses
+from honed.runtime.compiled.sub_buffers import bytes_of, family_of, share_bytes
 from honed.tool.output import Output, bytes_text, clean, line
 from honed.tool.parser import UsageError
 
-from .boxes import Box, BoxLine, GraphLayout, draw
 from .tables import compiled_share
 
 _RUNS: Final = 5  # Number of inferences that times are the mean of
@@ -60,7 +73,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
         with suppress(Unavailable):  # The model is not served now
             profile = MODEL_PROFILE.result_of(client.profile(model, _RUNS))
     rows = profile.rows if profile else ()
-    layout = draw(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})
+    layout = lay_out(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})
     text = to_dot(layout, model, list(_facts(compiled, profile)))
     with replacing(path) as target:
         target.write(text.encode() if path.suffix == _DOT else _draw(text, path.suffix[1:]))
@@ -156,3 +169,250 @@ def _quote(rows: Sequence[str], ending: str = "n") -> str:
     separator = f"\\{ending}"
     text = separator.join(escaped) + (separator if ending != "n" else "")
     return f'"{text}"'
+
+
+# The layout: what is computed together is a box, with its time; edges are its inputs.
+
+Kind = Literal["input", "part", "copy", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLine:
+    """A step in a box; `us` is None if its time is not known, and a `prepared` step runs once."""
+
+    text: str
+    us: float | None
+    prepared: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of the graph: a fused group, a partition or a copy, or an input or output of the model."""
+
+    kind: Kind
+    title: str
+    group: str  # Layer of the model, from operators' names; equal for the boxes of one layer
+    steps: tuple[BoxLine, ...]
+    notes: tuple[str, ...]  # Results, views, prepared constants
+    passes: tuple[str, ...]
+    detail: str
+
+    @property
+    def us(self) -> float:
+        """Microseconds that the steps take in an inference, as far as they are known."""
+        return sum(step.us or 0.0 for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLayout:
+    """Boxes in an order in which they can be computed; edges lead from writers to readers."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+def lay_out(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
+    """Return the boxes of a model; `times` are the microseconds of one launch, by kernel name."""
+    readers = _readers(model)
+    boxes = [
+        Box("input", t.name, "", (), (_buffer_type(model.buffers[t.buffer]),), (), f"input {t.name}")
+        for t in model.inputs
+    ]
+    writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
+    edges: list[tuple[int, int]] = []
+    for part in _parts(model):
+        number = len(boxes)
+        boxes.append(_box(model, part, times, readers))
+        for use in (use for step in _steps(model, part) for use in uses(model.kernels, step)):
+            if use.reads:
+                edges += ((box, number) for box in writers.of(use.buffer) if box != number)
+            if use.writes:
+                writers.add(use.buffer, number)
+    made = {t.name: writers.of(t.buffer) for t in model.outputs}
+    given = {t.name: [n] for n, t in enumerate(model.inputs)}
+    split = model.split
+    for n, one in [(n, split.parts[n]) for n in split.tail] if split is not None else ():
+        edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
+        made |= {t.name: [len(boxes)] for t in one.outputs}
+        boxes.append(_tail_box(model, n, one))
+    for output in model.model_outputs:
+        edges += ((box, len(boxes)) for box in made[output.name])
+        typed = f"{output.dtype} {_shape(output.shape)}"
+        boxes.append(Box("output", output.name, "", (), (typed,), (), f"output {output.name}"))
+    return GraphLayout(tuple(boxes), tuple(dict.fromkeys(edges)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writers:
+    """A table of the last writers: for each root buffer, the boxes by the buffers in it that they wrote."""
+
+    buffers: Sequence[Buffer]
+    boxes: dict[int, dict[int, int]]
+
+    def add(self, buffer: int, box: int) -> None:
+        self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
+
+    def of(self, buffer: int) -> list[int]:
+        """Return the boxes that wrote any of a buffer's bytes."""
+        written = self.boxes.get(family_of(self.buffers, buffer), {})
+        return [box for other, box in written.items() if share_bytes(self.buffers, other, buffer)]
+
+
+def _parts(model: CompiledModel) -> Iterator[FusedGroup]:
+    """Yield the model's fused groups as they run; a step that belongs to none is a group by itself."""
+    prepared = {n for part in model.parts for n in part.prepare}
+    numbered = {n for part in model.parts for n in part.steps}
+    found = [(min(part.steps, default=-1), part) for part in model.parts]
+    alone = [n for n in range(len(model.steps)) if n not in numbered]
+    found += [(n, FusedGroup(operators=(), prepare=(), steps=(n,))) for n in alone]
+    alone = [n for n in range(len(model.prepare)) if n not in prepared]
+    found += [(-1, FusedGroup(operators=(), prepare=(n,), steps=())) for n in alone]
+    # Groups that are only prepared come first, in the order of preparation.
+    yield from (part for _, part in sorted(found, key=lambda one: (one[0], one[1].prepare)))
+
+
+def _steps(model: CompiledModel, part: FusedGroup) -> list[Step]:
+    return [*(model.prepare[n] for n in part.prepare), *(model.steps[n] for n in part.steps)]
+
+
+def _box(
+    model: CompiledModel, part: FusedGroup, times: Mapping[str, float], readers: Mapping[int, set[int]]
+) -> Box:
+    lines = [_line(model, model.prepare[n], times, prepared=True) for n in part.prepare]
+    lines += [_line(model, model.steps[n], times, prepared=False) for n in part.steps]
+    copies = not part.operators and not any(isinstance(s, Launch | HostCall) for s in _steps(model, part))
+    passes = Counter(one for operator in part.operators for one in operator.passes)
+    title = "copy" if copies else _title(part.operators) or lines[0].text
+    return Box(
+        kind="copy" if copies else "part",
+        title=title,
+        group=part.operators[0].name.rpartition("/")[0].split("/")[0] if part.operators else "",
+        steps=tuple(lines),
+        notes=tuple(_notes(model, part, readers)),
+        passes=tuple(passes),
+        detail="\n".join(_describe(operator) for operator in part.operators),
+    )
+
+
+def _tail_box(model: CompiledModel, number: int, part: CpuPartition) -> Box:
+    """Return the box of a tail partition, which the CPU engine runs after all steps.
+
+    It lists the size specialisations that are compiled.
+    """
+    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
+    for form in (form for form in model.forms if form.part == number):
+        launches = sum(isinstance(step, Launch) for step in form.model.steps)
+        detail = "\n".join(f"{kernel.name}, schedule {kernel.schedule}" for kernel in form.model.kernels)
+        lines.append(
+            BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail)
+        )
+    notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
+    assert model.split is not None
+    left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]
+    title = "dense part" if part.sized else "last part"
+    why = "\n".join(part.why)
+    return Box("part", title, "", tuple(lines), (*part.why, *left_out, *notes), (), why)
+
+
+def _faster(form: SizeSpecialisation) -> str:
+    times = form.times
+    if times is None:
+        return ""
+    return f", {times.compiled_us:,.0f} us where the CPU engine took {times.cpu_us:,.0f}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return f"size {', '.join(map(str, sizes))}"
+
+
+def _title(operators: Sequence[Operator]) -> str:
+    """Return operators in their order, repeated ones counted."""
+    runs = [(op, len(list(same))) for op, same in groupby(one.op for one in operators)]
+    return " + ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
+
+
+def _describe(operator: Operator) -> str:
+    passes = f" ({', '.join(operator.passes)})" if operator.passes else ""
+    return f"{operator.op} {operator.name}{passes}"
+
+
+def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> BoxLine:
+    if isinstance(step, Launch):
+        kernel = model.kernels[step.kernel]
+        grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
+        detail = (
+            f"kernel {kernel.name}\ntask {kernel.task}, schedule {kernel.schedule}\n"
+            f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
+        )
+        return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
+    if isinstance(step, HostCall):
+        number = step.attrs["part"]
+        assert isinstance(number, int)
+        assert model.split is not None
+        part = model.split.parts[number]
+        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
+    size = model.buffers[step.source].nbytes
+    return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
+
+
+def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int]]) -> Iterator[str]:
+    """Yield the results of a fused group, and the constants that it reads."""
+    touched = [use for step in _steps(model, part) for use in uses(model.kernels, step)]
+    written = list(dict.fromkeys(use.buffer for use in touched if use.writes))
+    for index in written:
+        buffer = model.buffers[index]
+        if buffer.place == "output" or not readers.get(index, set()) <= set(part.steps):
+            yield f"= {_buffer_type(buffer)}"
+        yield from _views(model, index)
+        if buffer.place == "prepared":
+            yield f"prepared constant {_buffer_type(buffer)}"
+    read = dict.fromkeys(use.buffer for use in touched if not use.writes)
+    constants = [index for index in read if model.buffers[index].place == "constant"]
+    yield from (f"constant {_buffer_type(model.buffers[index])}" for index in constants)
+
+
+def _views(model: CompiledModel, index: int) -> Iterator[str]:
+    """Yield the views of a buffer or of bytes in it, and the smallest view that contains it."""
+    around: list[View] = []
+    mine = bytes_of(model.buffers, index)
+    for view in model.views:
+        if not share_bytes(model.buffers, view.buffer, index):
+            continue
+        if len(bytes_of(model.buffers, view.buffer)) <= len(mine):
+            yield f"seen as {_shape(view.shape)}: {view.operator.op}, a view"
+        else:
+            around.append(view)
+    if around:
+        least = min(around, key=lambda view: model.buffers[view.buffer].nbytes)
+        yield f"part of {_shape(least.shape)}: {least.operator.op}, a view"
+
+
+def _readers(model: CompiledModel) -> dict[int, set[int]]:
+    """Return, for each buffer, the numbers of the inference's steps that read any of its bytes."""
+    read: dict[int, set[int]] = {}
+    for n, step in enumerate(model.steps):
+        for use in uses(model.kernels, step):
+            if use.reads:
+                read.setdefault(use.buffer, set()).add(n)
+    beside: dict[int, list[int]] = {}
+    for index in read:
+        beside.setdefault(family_of(model.buffers, index), []).append(index)
+    return {
+        index: set().union(
+            *(
+                read[other]
+                for other in beside.get(family_of(model.buffers, index), ())
+                if share_bytes(model.buffers, other, index)
+            )
+        )
+        for index in range(len(model.buffers))
+    }
+
+
+def _buffer_type(buffer: Buffer) -> str:
+    return f"{buffer.dtype} {_shape(buffer.shape)}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
