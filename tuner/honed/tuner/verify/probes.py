@@ -4,7 +4,7 @@ An element is uninformative where the reference has NaN or an infinity. So are e
 value, or lie at the ends of their range, in nearly all of an output: a saturating function hides the errors
 of earlier kernels. Such outputs can still be verified by the values before the choosing or saturating
 operators, where the model is opened (`open_at_steps`). Elements that even inputs chosen to change them
-(`contrasts`) do not change are constant by nature: equality verifies them.
+(`contrasting`) do not change are constant by nature: equality verifies them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from honed.runtime.execution.executor import Executor
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .contrasts import contrasting
 from .discontinuities import HIDING, Opened, PiecewiseModel, exposing, open_with_reference
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .graphs import MOVING
-from .inputs import Inputs
+from .inputs import Inputs, contrasting
 from .tolerance import HALF_MOST, compare_value, for_model
 
 Arrays = Mapping[str, np.ndarray]
