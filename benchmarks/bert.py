@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from honed.tuner.demo.lightglue import GraphBuilder
+from honed.tuner.lightglue import GraphBuilder
 
 LAYERS, HEADS, WIDTH = 4, 4, 256
 TOKENS, MOST_TOKENS, VOCABULARY = 128, 512, 1000

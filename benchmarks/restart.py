@@ -31,7 +31,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import ScheduleProvenance
 from honed.runtime.errors import HonedError
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")

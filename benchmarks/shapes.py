@@ -29,7 +29,7 @@ import onnxruntime
 from benchmarks.serving import service
 from honed.onnxfile.reading import forget_names
 from honed.runtime.client import Client
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 
 _FIRST, _SHARE = 1.2, 0.3  # Largest ratio of a first answer; share of common pairs
 _SIZE = 64

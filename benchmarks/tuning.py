@@ -25,7 +25,7 @@ import onnxruntime
 
 from honed.machine import devices
 from honed.runtime.execution.executor import load
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 
 # Cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
 FULL = 8  # Candidates of a batch that a rank correlation says something of

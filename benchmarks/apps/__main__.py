@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.beside import models
 from benchmarks.beside.comparison import Program, compare, parse
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 
 from .uses import APPS
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks import supervising
 from honed.jobs.surveying import survey
-from honed.machine import devices, kernellog, profilefile
+from honed.machine import devices, kernellog
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
@@ -147,12 +147,7 @@ def _described(profile: DeviceProfile, no_peaks: str) -> str:
             f"Mali model: {model.name}, {model.architecture} {model.generation}, warps of {model.warp}, "
             f"{model.fma_fp32} fp32 and {model.fma_fp16} fp16 multiply-adds a core and clock\n"
         )
-    return (
-        report.heading("Device and peaks")
-        + row
-        + f"{no_peaks}\n" * bool(no_peaks)
-        + profilefile.dumps(profile)
-    )
+    return report.heading("Device and peaks") + row + f"{no_peaks}\n" * bool(no_peaks) + profile.dumps()
 
 
 def _comparable(name: str) -> str:

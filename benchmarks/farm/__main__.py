@@ -27,7 +27,7 @@ from honed.farm.boards import FarmChoice, join
 from honed.farm.certificates import issue
 from honed.farm.measurer import FarmMeasurer
 from honed.machine import devices, peaks
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.records.verdict import Outcome
 
 from .recorded import Recording, keep, record

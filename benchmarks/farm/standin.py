@@ -14,7 +14,6 @@ from typing import cast
 
 from honed.farm import rows
 from honed.farm.board import DEPTH, FarmBoard, serve
-from honed.machine import profilefile
 from honed.valhall.bench import bench_profile
 
 from .recorded import Recording, kept, steady
@@ -31,7 +30,7 @@ class StandIn:
 
     def greet(self) -> rows.Greeting:
         """Describe a device, the same for all stand-ins."""
-        profile = profilefile.to_dict(bench_profile("mali-g610"))
+        profile = bench_profile("mali-g610").to_dict()
         return rows.Greeting(
             version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
         )

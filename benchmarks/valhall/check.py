@@ -18,8 +18,8 @@ from tests.tuner.lower.printer.tvm_printer import tvm_printer
 
 from benchmarks.board import anchors
 from honed.machine.profile import DeviceProfile
+from honed.tuner import lightglue
 from honed.tuner.compiler.schedules import untuned_kernels
-from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.schedule import by_rule

@@ -35,8 +35,8 @@ from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
+from honed.tuner import lightglue
 from honed.tuner.compiler.schedules import untuned_kernels
-from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for

@@ -16,7 +16,7 @@ from tvm import ir, te, tirx
 from tvm.s_tir import Schedule
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.parts import blocks, part_of, reads_along

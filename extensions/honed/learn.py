@@ -20,7 +20,7 @@ from tvm import tirx
 from honed.jobs import commands, events
 from honed.jobs.events import LearnedTask, News, Note, Stage
 from honed.jobs.priorfile import PriorFile
-from honed.machine import devices, profilefile
+from honed.machine import devices
 from honed.machine.families import DriverClass, driver_class, family_of
 from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
@@ -324,7 +324,7 @@ def _profile(job: commands.Learn) -> DeviceProfile:
         if job.bench not in BENCHES:
             raise InvalidArgument(f"there is no bench {job.bench!r}; there is {', '.join(BENCHES)}")
         return bench_profile(job.bench)
-    return profilefile.load(job.profile) if job.profile else devices.select(job.device).profile
+    return DeviceProfile.load(job.profile) if job.profile else devices.select(job.device).profile
 
 
 JOBS: Final[Mapping[type[commands.Job[Any]], commands.Work]] = {commands.Learn: learn}

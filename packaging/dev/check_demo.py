@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from honed.cpu.session import Session
 from honed.runtime import Client
-from honed.tuner.demo.lightglue import example_inputs
+from honed.tuner.lightglue import example_inputs
 
 ROUNDS = 7  # after the first inference, which was checked
 ALLOWED = 1e-3  # of the output's range

@@ -23,7 +23,7 @@ from honed.runtime.errors import ModelRefused
 from tests.daemon.running import Service, wait_for
 from tests.models import FOLDER
 
-lightglue = pytest.importorskip("honed.tuner.demo.lightglue")
+lightglue = pytest.importorskip("honed.tuner.lightglue")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm, pytest.mark.slow]
 REST_MIB = 60  # of the service and its tuner, without models
 APP_MIB = 500

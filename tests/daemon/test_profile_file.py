@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.machine import profilefile
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
@@ -70,7 +69,7 @@ def test_the_example_compiles_and_what_comes_of_it_runs_where_it_fits(
 ) -> None:
     status, error = compile_for(example, "--precision", "fp32")
     assert status == 0, error
-    assert device_of(tmp_path / "out.honed").identity == profilefile.load(example).identity
+    assert device_of(tmp_path / "out.honed").identity == DeviceProfile.load(example).identity
     read = modelfile.read(tmp_path / "out.honed")
     assert read.model.proof is not None
     assert read.model.proof.device is None, "it ran nowhere yet"

@@ -27,7 +27,7 @@ from honed.daemon.worker import calls as worker_calls
 from honed.farm import rows
 from honed.hub import index, memory
 from honed.jobs import commands, events, priorfile
-from honed.machine import profilefile
+from honed.machine.profile import DeviceProfile
 from honed.process.rpc import Call
 from honed.protocol import errors, strict
 from honed.protocol.methods import METHODS
@@ -136,7 +136,7 @@ def stored() -> dict[str, Entry]:
         "hub index": plain_of(index.BoardIndex),
         "hub keyring": plain_of(index.Keyring),
         "hub overview": plain_of(index.Overview),
-        "profile": plain_of(profilefile.DeviceProfile),
+        "profile": plain_of(DeviceProfile),
     }
 
 

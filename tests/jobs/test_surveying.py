@@ -12,8 +12,8 @@ import pytest
 
 from honed.jobs import surveying
 from honed.jobs.surveying import survey
-from honed.machine import profilefile
 from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import DeviceError, HonedError, NotFound
 
 pytestmark = pytest.mark.opencl
@@ -47,7 +47,7 @@ def test_the_device_as_this_process_sees_it(device: Device, tmp_path: Path) -> N
     assert found.profile.rules == device.profile.rules
     assert found.require_peaks().peaks is not None
     assert survey(device.spec, tmp_path) == found, "peaks are measured once"
-    assert profilefile.from_dict(profilefile.to_dict(found.profile)) == found.profile
+    assert DeviceProfile.from_dict(found.profile.to_dict()) == found.profile
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_the_client_needs_no_opencl() -> None:
 import sys
 sys.modules["pyopencl"] = None
 import honed.runtime, honed.runtime.compiled.modelfile, honed.runtime.compiled.validate
-import honed.machine.profilefile
+import honed.machine.profile
 from honed.runtime.errors import DeviceError
 try:
     honed.runtime.load

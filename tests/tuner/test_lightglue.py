@@ -13,7 +13,7 @@ from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 
 POINTS = 192
 

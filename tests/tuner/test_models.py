@@ -18,7 +18,7 @@ import pytest
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.execution.executor import load
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.verify.evaluator import Reference, evaluate
 from honed.tuner.verify.graphs import bind_shapes
 from tests import models

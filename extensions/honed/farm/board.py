@@ -20,7 +20,6 @@ import dask
 from distributed import Security, Status, Worker
 
 from honed.jobs.surveying import Survey, survey
-from honed.machine import profilefile
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
@@ -292,7 +291,7 @@ def _greeting(profile: DeviceProfile, *, depth: int, bench: str = "") -> rows.Gr
         host=socket.gethostname(),
         bench=bench,
         depth=depth,
-        profile=profilefile.to_dict(profile),
+        profile=profile.to_dict(),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import dask
 from distributed import Client, Future
 
-from honed.machine import profilefile, roofline
+from honed.machine import roofline
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, Unavailable
 
@@ -192,7 +192,7 @@ def choose_device(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[D
     The profile has the best peaks of its boards. Raises DeviceError if no device fits, or several.
     """
     fitting = [g for g in greetings if g.version == rows.VERSION and g.bench == choice.bench]
-    profiles = [(profilefile.from_dict(g.profile), g.depth) for g in fitting]
+    profiles = [(DeviceProfile.from_dict(g.profile), g.depth) for g in fitting]
     wanted = (choice.device or "").casefold()
     profiles = [(p, depth) for p, depth in profiles if wanted in p.identity.name.casefold()]
     devices: dict[DeviceIdentity, DeviceProfile] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from honed.jobs import commands
-from honed.machine import profilefile, roofline
+from honed.machine import roofline
 from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
@@ -282,7 +282,7 @@ class FarmMeasurer:
             return  # The worker of another program, or one that has left
         try:
             greeting = rows.unpack(rows.Greeting, came.data)
-            profile = profilefile.from_dict(greeting.profile)
+            profile = DeviceProfile.from_dict(greeting.profile)
         except HonedError as error:
             self._tell(f"{board} cannot be used: {error}")
             return

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from honed.jobs import commands
-from honed.machine import profilefile
 from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
@@ -37,7 +36,7 @@ def bench_profile(bench: str, mesa: str = "") -> DeviceProfile:
 
     With `mesa`, one of the compiler's ROOTS, they are those of this Mesa's driver, else of Arm's.
     """
-    profile = profilefile.load(BENCHES[bench])
+    profile = DeviceProfile.load(BENCHES[bench])
     driver = f"Mesa {mesa}, {DRIVER}" if mesa else DRIVER
     identity = replace(profile.identity, platform=PREDICTED, driver_version=driver, kernel_driver="")
     return replace(profile, identity=identity)

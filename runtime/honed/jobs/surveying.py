@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from honed.machine import peaks, profilefile
+from honed.machine import peaks
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
 from honed.process.children import answering, python, run
@@ -68,7 +68,7 @@ def _survey(answer: Map) -> Survey:
     """Return the survey that the process reported; raise the error that it reported instead."""
     if "error" in answer:
         raise error_from_map(answer["error"])
-    return Survey(answer["spec"], profilefile.from_dict(answer["profile"]), answer["no_peaks"])
+    return Survey(answer["spec"], DeviceProfile.from_dict(answer["profile"]), answer["no_peaks"])
 
 
 def main(spec: str, cache_dir: str, *again: str) -> int:
@@ -84,12 +84,12 @@ def main(spec: str, cache_dir: str, *again: str) -> int:
 
 def _answers(device: Device, cache_dir: str, *, again: bool) -> Iterator[dict[str, object]]:
     profile, no_peaks = device.profile, ""
-    yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
+    yield {"spec": device.spec, "profile": profile.to_dict(), "no_peaks": no_peaks}
     try:
         profile = peaks.load_or_measure(device, cache_dir, again=again)
     except DeviceError as error:
         no_peaks = f"the device's peaks cannot be measured: {error}"
-    yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
+    yield {"spec": device.spec, "profile": profile.to_dict(), "no_peaks": no_peaks}
 
 
 if __name__ == "__main__":

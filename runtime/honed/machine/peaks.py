@@ -15,7 +15,7 @@ from pathlib import Path
 from honed.protocol.errors import HonedError, NotFound, ProfileError
 from honed.protocol.strict import to_plain
 
-from . import microbench, profilefile, roofline
+from . import microbench, roofline
 from .devices import Device
 from .files import replacing
 from .profile import DevicePeaks, DeviceProfile
@@ -67,7 +67,7 @@ def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(profilefile.dumps(profile).encode())
+            file.write(profile.dumps().encode())
     except (OSError, HonedError) as error:
         _log.warning("the measured peaks were not kept: %s", error)
 
@@ -102,7 +102,7 @@ def _age(path: Path) -> float:
 
 def _load_stored(path: Path, profile: DeviceProfile) -> DevicePeaks | None:
     try:
-        kept = profilefile.load(path)
+        kept = DeviceProfile.load(path)
     except NotFound:
         return None
     except ProfileError as error:

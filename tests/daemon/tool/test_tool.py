@@ -331,14 +331,14 @@ def test_doctor_without_any_driver(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.opencl
 def test_doctor_writes_a_profile(tmp_path: Path) -> None:
-    from honed.machine import profilefile
+    from honed.machine.profile import DeviceProfile
 
     file = tmp_path / "board.toml"
     environ = {"CACHE_DIRECTORY": str(tmp_path / "cache")}
     done = hone("doctor", "--profile", str(file), "--json", environ=environ, timeout=150)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["output"] == str(file)
-    profile = profilefile.load(file)
+    profile = DeviceProfile.load(file)
     assert profile.peaks is not None
     refused = hone("doctor", "--profile", str(file), "--device", "no such device", environ=environ)
     assert refused.returncode == 1

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from honed.farm import rows
 from honed.farm.boards import BoardAnswer
-from honed.machine import profilefile
 from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
@@ -86,7 +85,7 @@ class PlantedBoards:
     def _answer(self, board: PlantedBoard, what: str, data: bytes) -> bytes | None:
         if what == "greet":
             name = next(name for name, each in self.boards.items() if each is board)
-            profile = profilefile.to_dict(self.profile)
+            profile = self.profile.to_dict()
             greeting = rows.Greeting(
                 version=board.version, honed="1", host=name, bench="", depth=board.depth, profile=profile
             )

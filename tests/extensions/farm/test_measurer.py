@@ -10,7 +10,6 @@ import pytest
 from honed.farm import rows
 from honed.farm.boards import FarmChoice, choose_device
 from honed.farm.measurer import FarmMeasurer
-from honed.machine import profilefile
 from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import SearchStrategy
@@ -241,7 +240,7 @@ def test_a_farm_of_several_devices_asks_which() -> None:
                 host=name,
                 bench="",
                 depth=2,
-                profile=profilefile.to_dict(profile),
+                profile=profile.to_dict(),
             )
         )
     with pytest.raises(DeviceError, match=r"boards of several devices \(Mali-G52.*, Mali-G610.*--device"):
@@ -252,7 +251,7 @@ def test_a_farm_of_several_devices_asks_which() -> None:
         identity=replace(PROFILE.identity, name="Mali-G610"),
         peaks=replace(PROFILE.peaks, launch_us=1.0),
     )
-    another = replace(greetings[0], profile=profilefile.to_dict(faster))
+    another = replace(greetings[0], profile=faster.to_dict())
     profile, depth = choose_device([*greetings, another], FarmChoice(url="", device="g610"))
     assert (profile.identity.name, depth) == ("Mali-G610", 4)
     assert profile.peaks is not None

@@ -18,7 +18,6 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from honed.machine import profilefile
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.errors import Internal, ModelRefused
@@ -99,12 +98,11 @@ def test_what_was_written_runs(device: Device, tmp_path: Path) -> None:
 _DIGESTS = """
 import hashlib, sys
 from pathlib import Path
-from honed.machine import profilefile
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 path, output, profile = (Path(one) for one in sys.argv[1:4])
 request = compiling.CompileRequest(
-    path=path, output=output, profile=profilefile.load(profile), device=None, shapes={}, precision="auto",
+    path=path, output=output, profile=DeviceProfile.load(profile), device=None, shapes={}, precision="auto",
     filename="m.onnx", processes=int(sys.argv[4]),
 )
 compiling.compile_file(request, lambda stage, done, text: None)
@@ -121,7 +119,7 @@ def test_a_model_compiles_to_the_same_file_in_every_process(device: Device, tmp_
     head = '<ir_version: 9, opset_import: ["": 20]> f (float[4,8] x, float[8,8] w) => (float[4,8] y)'
     file = _saved(tmp_path, f"{head} {{ y0 = Gelu(x) {layers} y = Neg(y3) }}")
     profile = tmp_path / "board.toml"
-    profile.write_text(profilefile.dumps(device.profile))
+    profile.write_text(device.profile.dumps())
     children = [
         subprocess.Popen(
             [sys.executable, "-c", _DIGESTS, file, tmp_path / f"{processes}.honed", profile, str(processes)],
@@ -139,7 +137,7 @@ def test_a_model_compiles_to_the_same_file_in_every_process(device: Device, tmp_
 @pytest.mark.slow
 def test_a_profile_compiles_for_a_device_that_is_not_here(device: Device, tmp_path: Path) -> None:
     profile = tmp_path / "board.toml"
-    profile.write_text(profilefile.dumps(device.profile))
+    profile.write_text(device.profile.dumps())
     status, events, errors = _tuner(
         "compile", _saved(tmp_path), "-o", tmp_path / "m.honed", "--profile", profile
     )

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner import frontend
+from honed.tuner import frontend, lightglue
 from honed.tuner.compiler.fusion import attention_seconds, fusion_policy
-from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.folding import fold_chains, fold_factors
 from honed.tuner.graph.products import combine_parallel_matmuls, permute_columns, slice_first, split_parts

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.twins import fuse_horizontally
 

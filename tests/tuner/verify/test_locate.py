@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.verify import inputs
 from honed.tuner.verify.locate import first_difference
 

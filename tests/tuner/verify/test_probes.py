@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import ReferenceFailure

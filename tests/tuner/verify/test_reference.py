@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from honed.runtime.errors import InvalidArgument
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate

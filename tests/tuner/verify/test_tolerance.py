@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.errors import InvalidArgument
-from honed.tuner.demo import lightglue
+from honed.tuner import lightglue
 from honed.tuner.verify import graphs
 from honed.tuner.verify.tolerance import HALF_MOST, for_model, for_output, work
 

@@ -146,7 +146,8 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
     # Importing the compiler creates only objects that stay: collecting garbage would cost a fifth of it
     gc.disable()
-    from honed.machine import devices, profilefile
+    from honed.machine import devices
+    from honed.machine.profile import DeviceProfile
 
     from .compiler.compile import CompileRequest
 
@@ -155,10 +156,10 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     gc.set_threshold(_LEAST_GARBAGE)
 
     if job.profile and not job.device:
-        profile, device = profilefile.load(job.profile), None
+        profile, device = DeviceProfile.load(job.profile), None
     else:
         device = devices.select(job.device)
-        profile = profilefile.load(job.profile) if job.profile else device.profile
+        profile = DeviceProfile.load(job.profile) if job.profile else device.profile
     return strict.copy_fields(
         CompileRequest,
         job,
@@ -185,7 +186,7 @@ def _reporting(emit: Emit) -> Callable[[str, float, str], None]:
 
 def _demo(job: commands.Demo, emit: Emit) -> events.Written:
     emit(Stage(stage="write", fraction=0.0, text=f"write {job.output}"))
-    from .demo import lightglue
+    from . import lightglue
 
     began = time.monotonic()
     try:

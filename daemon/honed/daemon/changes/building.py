@@ -13,7 +13,6 @@ from honed.daemon.settings.schema import CHECKING_MIB
 from honed.daemon.store.files import describe
 from honed.jobs.commands import Check, Compile
 from honed.jobs.events import Stage
-from honed.machine import profilefile
 from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
@@ -115,7 +114,7 @@ class _Building:
         profile = server.supervisor.profile
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
-            file.write(profilefile.dumps(profile).encode())
+            file.write(profile.dumps().encode())
         return strict.copy_fields(
             Compile,
             staged,

@@ -17,7 +17,6 @@ from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.settings.schema import Limits
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.machine.profilefile import check
 from honed.process import aio
 from honed.process.aio import Child, RestartPolicy
 from honed.process.children import ResourceLimits, kill_group, python
@@ -331,7 +330,7 @@ class Supervisor:
         find = FindDevice(models=self._expects_models(), measure_seconds=seconds / 2)
         found = await self.call(find, seconds=seconds)
         if found.profile is not None:
-            check(found.profile)
+            found.profile.check()
             self.profile = found.profile
             self.program = dataclasses.replace(self.program, argument=found.spec)
         self.identity, self._reason = found.identity, ""

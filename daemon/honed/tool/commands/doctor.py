@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from honed.daemon.settings.places import places
-from honed.machine import profilefile
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import Status
@@ -142,7 +141,7 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
         reporter.update("measure", 0.0, "measuring the device's peaks")
         found = surveying.survey(arguments.device, cache)
     with replacing(arguments.profile) as file:
-        file.write(profilefile.dumps(found.require_peaks()).encode())
+        file.write(found.require_peaks().dumps().encode())
     document = {"output": str(arguments.profile), "device": found.spec}
     output.emit(
         document,

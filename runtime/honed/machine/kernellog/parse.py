@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from .drivers.boards import LIMA, MSM, PANFROST, PANTHOR, RKNPU, ROCKET
-from .drivers.kbase import KBASE
-from .drivers.pcs import AMDGPU, I915, NVIDIA, XE
+from .drivers import AMDGPU, I915, LIMA, MSM, NVIDIA, PANFROST, PANTHOR, RKNPU, ROCKET, XE
 from .fault import (
     CONSEQUENCES,
     EXCEPTIONS,
@@ -20,6 +18,7 @@ from .fault import (
     SourceTree,
     starts,
 )
+from .kbase import KBASE
 
 # The kernel's out-of-memory killer, for the whole machine and for a control group's limit.
 _OUT_OF_MEMORY = (

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from honed.machine import profilefile
 from honed.protocol.errors import ModelFileError, ProfileError
 from honed.runtime.dtypes import DTYPES, dtype
 
@@ -57,7 +56,7 @@ def _check_identity(model: CompiledModel) -> None:
     require(model.source.precision in PRECISIONS, f"precision {model.source.precision!r} is unknown")
     require(model.source.opset >= 0, f"opset {model.source.opset} is negative")
     try:
-        profilefile.check(model.device)
+        model.device.check()
     except ProfileError as error:
         raise ModelFileError(f"the device profile in the model is impossible: {error}") from error
 

@@ -16,7 +16,6 @@ from typing import Any
 from honed.jobs import commands, events
 from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
-from honed.machine import profilefile
 from honed.protocol.errors import NotFound
 from honed.protocol.strict import copy_fields
 
@@ -93,7 +92,7 @@ def _compile_and_compare(job: Tune, emit: Emit, run: SessionResources) -> Public
 def _compilation(job: Tune, output: Path, run: SessionResources, folder: str) -> Compile:
     """Return the compilation for the device that was tuned on; write its profile to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
-    profile.write_text(profilefile.dumps(run.profile))
+    profile.write_text(run.profile.dumps())
     return job.derive(
         Compile,
         "sizes",

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine import profilefile
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 from honed.protocol import strict
@@ -42,14 +41,14 @@ FIGURE = st.floats(1e-6, 1e9)
 )
 def test_toml_gives_the_profile_back(identity: DeviceIdentity, peaks: DevicePeaks | None) -> None:
     profile = replace(PROFILE, identity=identity, peaks=peaks)
-    assert profilefile.from_dict(tomllib.loads(profilefile.dumps(profile))) == profile
-    assert profilefile.from_dict(profilefile.to_dict(profile)) == profile
+    assert DeviceProfile.from_dict(tomllib.loads(profile.dumps())) == profile
+    assert DeviceProfile.from_dict(profile.to_dict()) == profile
 
 
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "board.toml"
-    path.write_text(profilefile.dumps(replace(PROFILE, peaks=PEAKS)))
-    assert profilefile.load(path).peaks == PEAKS
+    path.write_text(replace(PROFILE, peaks=PEAKS).dumps())
+    assert DeviceProfile.load(path).peaks == PEAKS
 
 
 @pytest.mark.parametrize(
@@ -66,14 +65,14 @@ def test_files_that_are_no_profile(tmp_path: Path, content: bytes, message: str)
     path = tmp_path / "board.toml"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=message):
-        profilefile.load(path)
+        DeviceProfile.load(path)
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"board\.toml"):
-        profilefile.load(tmp_path / "board.toml")
+        DeviceProfile.load(tmp_path / "board.toml")
     with pytest.raises(ProfileError, match="cannot be read"):
-        profilefile.load(tmp_path)
+        DeviceProfile.load(tmp_path)
 
 
 CHANGES: list[tuple[str, str, Any, str]] = [
@@ -100,22 +99,22 @@ CHANGES: list[tuple[str, str, Any, str]] = [
 def test_peaks_of_an_older_version(tmp_path: Path) -> None:
     """They had these four keys, in profile files as in the headers of compiled models."""
     older = ("fp32_gflops", "fp16_gflops", "bandwidth_gbs", "launch_us")
-    plain = profilefile.to_dict(replace(PROFILE, peaks=PEAKS))
+    plain = replace(PROFILE, peaks=PEAKS).to_dict()
     plain["peaks"] = {key: plain["peaks"][key] for key in older}
-    assert profilefile.from_dict(plain) == replace(PROFILE, peaks=PEAKS)
+    assert DeviceProfile.from_dict(plain) == replace(PROFILE, peaks=PEAKS)
     assert strict.from_plain(DevicePeaks, plain["peaks"], where="peaks") == PEAKS
 
 
 @pytest.mark.parametrize(("table", "key", "value", "message"), CHANGES)
 def test_impossible_figures(table: str, key: str, value: object, message: str) -> None:
-    plain = profilefile.to_dict(replace(PROFILE, peaks=PEAKS))
+    plain = replace(PROFILE, peaks=PEAKS).to_dict()
     plain[table][key] = value
     with pytest.raises(ProfileError, match=message):
-        profilefile.from_dict(plain)
+        DeviceProfile.from_dict(plain)
 
 
 def test_whole_numbers_do_for_peaks() -> None:
-    plain = profilefile.to_dict(replace(PROFILE, peaks=PEAKS))
+    plain = replace(PROFILE, peaks=PEAKS).to_dict()
     plain["peaks"]["fp32_gflops"] = 470
-    found: DeviceProfile = profilefile.from_dict(plain)
+    found: DeviceProfile = DeviceProfile.from_dict(plain)
     assert found.peaks == replace(PEAKS, fp32_gflops=470.0)

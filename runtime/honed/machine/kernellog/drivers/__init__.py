@@ -1,1 +1,0 @@
-"""The records of kernel drivers, a table for each."""

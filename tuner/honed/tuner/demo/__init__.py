@@ -1,1 +1,0 @@
-"""Builds models for a first inference without a download."""
