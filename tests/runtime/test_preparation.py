@@ -27,7 +27,7 @@ def test_what_is_prepared_is_computed_once(either: Device, tmp_path: Path) -> No
     path = b.write(tmp_path / "m.honed", either.profile)
     for _ in range(2):  # loading it again prepares it again
         with load(path, either) as executor:
-            assert (executor.launches, executor.synchronisations) == (3, 1)
+            assert executor.launches == 3
             first = executor.run({"x": X})
             np.testing.assert_array_equal(first["y"], 3 * X + 2)
             np.testing.assert_array_equal(first["p"], X + 1)

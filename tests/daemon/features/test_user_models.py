@@ -168,11 +168,12 @@ def test_a_user_brings_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
             await until(lambda: len(taken) == user_models.MAX_WAITING + 1)
             waiting[0].cancel()
             await asyncio.wait([waiting[0]])
-            assert running.under_way()[1] == user_models.MAX_WAITING, "another request waits for it"
+            of_first = [each for each in running._under_way.values() if each.user == 1]
+            assert len(of_first) == user_models.MAX_WAITING, "another request waits for it"
             for task in (*waiting, again, other):
                 task.cancel()
             await asyncio.wait([*waiting, again, other])
-            assert not running.under_way(), "nobody waits for any"
+            assert not running._under_way, "nobody waits for any"
             await running.close()
 
     asyncio.run(flooded())

@@ -567,10 +567,6 @@ class UserModels(Feature):
         """Save the usage of quotas until cancelled."""
         await self.shares_file.keep()
 
-    def under_way(self) -> Counter[int]:
-        """Return the number of uploads in progress by user."""
-        return Counter(bring.user for bring in self._under_way.values())
-
     async def close(self) -> None:
         """Cancel all uploads in progress."""
         await cancel_all(*(bring.work for bring in self._under_way.values()))

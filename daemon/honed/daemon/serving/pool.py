@@ -29,7 +29,6 @@ from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
-from .action_log import log_action
 from .commits import StoreWriter
 from .engine_server import EngineServer
 from .in_flight import InFlightRequests
@@ -193,7 +192,7 @@ class EngineManager:
             case messages.InspectFile(model):
                 self._begin(self._follow(self._inspect(model)))
             case _:
-                log_action(action)
+                _log_action(action)
 
     def _perform_on_worker(
         self,
@@ -403,3 +402,32 @@ class EngineManager:
         ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
         return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
+
+
+def _log_action(action: messages.Action) -> None:
+    """Log an action, if it is one of those that report something."""
+    match action:
+        case messages.AttemptFailed(model, attempt, why):
+            _log.error("model %s: attempt %d failed: %s", model, attempt, why)
+        case messages.VersionRolledBack(model, left, served, why):
+            message = "model %s: version %d is rolled back to %d and not served again: %s"
+            _log.error(message, model, left, served, why)
+        case messages.ModelUnavailable(model, why):
+            _log.error("model %s is not served any more: %s", model, why)
+        case messages.CanaryPromoted(model, version):
+            _log.info("model %s: version %d has served cleanly", model, version)
+        case messages.FailedOver(engine, other, models, why):
+            message = "%s is lost (%s): %s stands in for it and serves %s"
+            _log.error(message, engine, why, other, ", ".join(models))
+        case messages.EngineReplaced(model, engine, other, why):
+            _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
+        case messages.EngineChanged(model, engine, why):
+            _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
+        case messages.Isolated(model, why):
+            _log.error("model %s: %s", model, why)
+        case messages.Rejoined(model):
+            _log.info("model %s runs among the other models again", model)
+        case messages.FailedBack(model, engine):
+            _log.info("model %s is served by %s again", model, engine)
+        case messages.FailbackRefused(model, engine, why):
+            _log.error("model %s stays on %s: %s", model, engine, why)

@@ -40,30 +40,28 @@ class Inspector:
 
     async def _one(self, call: Inspect | InspectSource) -> Any:
         async with self._places:
-            [found] = [answer async for answer in _answers([call], SECONDS)]
+            [found] = [answer async for answer in _answers([call])]
         if isinstance(found, HonedError):
             raise found
         return found
 
 
-async def inspect_all(
-    paths: Sequence[Path], seconds: float = SECONDS
-) -> AsyncIterator[tuple[Path, CompiledFileInfo | HonedError]]:
+async def inspect_all(paths: Sequence[Path]) -> AsyncIterator[tuple[Path, CompiledFileInfo | HonedError]]:
     """Inspect several compiled files one after the other; yield each with its summary or error.
 
-    A file may take `seconds`. A file that crashes the child is to blame, unless the child was ended from
+    A file may take SECONDS. A file that crashes the child is to blame, unless the child was ended from
     outside; the others are read in the next child.
     """
     at = 0
-    async for found in _answers([Inspect(path=path) for path in paths], seconds):
+    async for found in _answers([Inspect(path=path) for path in paths]):
         yield paths[at], found
         at += 1
 
 
-async def _answers(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
+async def _answers(calls: Sequence[Inspect | InspectSource]) -> AsyncIterator[Any]:
     done, interrupted = 0, 0
     while done < len(calls):
-        async for found in _one_child(calls[done:], seconds):
+        async for found in _one_child(calls[done:]):
             if isinstance(found, Unavailable) and interrupted < _ATTEMPTS:
                 interrupted += 1
                 break
@@ -71,7 +69,7 @@ async def _answers(calls: Sequence[Inspect | InspectSource], seconds: float) -> 
             done, interrupted = done + 1, 0
 
 
-async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
+async def _one_child(calls: Sequence[Inspect | InspectSource]) -> AsyncIterator[Any]:
     """Yield the answers of a child for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), ResourceLimits(memory_mib=INSPECTION_MIB)
@@ -81,11 +79,11 @@ async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -
         for call in calls:
             path = call.path
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(SECONDS):
                     answered = await aio.begin(link, call)
                 found = await in_thread(taken, call, answered)
             except TimeoutError:
-                yield ModelFileError(f"{path} takes longer than {seconds:g} s to read")
+                yield ModelFileError(f"{path} takes longer than {SECONDS:g} s to read")
                 return
             except strict.SchemaError as error:
                 yield Internal(f"the process that reads model files said what it should not: {error}")

@@ -29,7 +29,6 @@ from honed.runtime.compiled.model import (
     CPU_PART,
     Buffer,
     CompiledModel,
-    HostCall,
     Launch,
     Place,
     Preparation,
@@ -195,11 +194,6 @@ class Executor:
     def launches(self) -> int:
         """The number of kernels enqueued for one inference."""
         return sum(isinstance(step, Launch) for step in self.model.steps)
-
-    @property
-    def synchronisations(self) -> int:
-        """The number of waits for the device in one inference: one, and one for each host call."""
-        return 1 + sum(isinstance(step, HostCall) for step in self.model.steps)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs for `inputs`, both by name; outputs are new arrays, which the caller owns.

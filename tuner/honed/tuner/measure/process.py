@@ -53,7 +53,6 @@ class Builders:
         folder: Path,
         seconds: float,
         memory_bytes: int,
-        command: Sequence[str] = BUILDER,
     ) -> None:
         """Set up the children's folder and limits.
 
@@ -65,7 +64,6 @@ class Builders:
         self._opening = OpenBuilder(device=device, memory_bytes=memory_bytes)
         self._launch = launch
         self._seconds = seconds
-        self._command = tuple(command)
         self._children: list[_Builder | None] = [None] * count
         self._queue: deque[BuildCandidate] = deque()
         self._submitted: set[str] = set()
@@ -156,7 +154,7 @@ class Builders:
 
     def _start(self, place: int) -> _Builder:
         log = self._folder / f"builder-{place}.log"
-        child = RpcChild(self._command, log=log, environment=cache_environment(self.cache))
+        child = RpcChild(BUILDER, log=log, environment=cache_environment(self.cache))
         child.tell(self._opening)
         return _Builder(child)
 
