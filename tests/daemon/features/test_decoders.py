@@ -28,6 +28,7 @@ from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import SequenceOptions
+from honed.runtime.compiled.model import ROWS_MASK
 from honed.runtime.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -35,7 +36,6 @@ from honed.runtime.errors import (
     SequenceLost,
     Unavailable,
 )
-from honed.runtime.execution.growth import ROWS_MASK
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
 from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder, grouped

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
-from honed.runtime.execution.growth import ROWS_MASK
+from honed.runtime.compiled.model import ROWS_MASK
 from honed.tuner import frontend
 from honed.tuner.compiler.form import with_room
 

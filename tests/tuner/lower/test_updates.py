@@ -12,7 +12,7 @@ from benchmarks.running import ready
 from onnx import parser
 
 from honed.machine.devices import Device
-from honed.runtime.execution.growth import Growth
+from honed.runtime.compiled.model import Growth
 from honed.runtime.execution.segments import Command
 from honed.tuner import frontend
 from honed.tuner.compiler.schedules import untuned_kernels

@@ -17,8 +17,8 @@ from honed.daemon.worker.calls import StateTensorSpec
 from honed.daemon.worker.step_inputs import MASK_RANK, MASKS, StepSize, is_made, values_of
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InputTensor, PrepareParams
+from honed.runtime.compiled.model import ROWS_MASK
 from honed.runtime.dtypes import dtype
-from honed.runtime.execution.growth import ROWS_MASK
 
 # Names of a decoder's token inputs; prefix of inputs that the worker keeps from the first request.
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")

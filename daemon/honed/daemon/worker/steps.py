@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.execution.growth import Growth
+from honed.runtime.compiled.model import Growth
 
 from .calls import RunStep, SetSequence, StateTensorSpec, state_lost
 from .host import Stepped

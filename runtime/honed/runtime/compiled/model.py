@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from honed.machine.profile import DeviceProfile
 from honed.runtime.engines import HIGHEST
@@ -19,6 +19,20 @@ Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
 CPU_PART = "cpu_part"  # Host call that runs a partition in the CPU engine
 COMPILED_PART = "compiled_part"  # Name in profiles of a partition compiled for observed sizes
+# Extra input of a compiled decoder, [1, room]: a mask of the rows of its state that are in use.
+ROWS_MASK: Final = "honed.rows_mask"
+
+
+class Growth(NamedTuple):
+    """State that grows along an axis: the input with its present rows, and the output with new rows.
+
+    New rows are last in the output; if it is as long as the input, they follow the present rows, perhaps in
+    the input's own buffer, so that nothing is copied.
+    """
+
+    input: str
+    output: str
+    axis: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

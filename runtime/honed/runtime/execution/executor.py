@@ -29,6 +29,7 @@ from honed.runtime.compiled.model import (
     CPU_PART,
     Buffer,
     CompiledModel,
+    Growth,
     Launch,
     Place,
     Preparation,
@@ -38,7 +39,6 @@ from honed.runtime.compiled.modelfile import ModelFile, read
 from . import memory, programs, segments
 from .calls import Calls, handle
 from .cpuparts import CpuPartitionProcess, TailPartitions
-from .growth import Growth
 from .memory import DeviceMemory, Port
 from .segments import Command, RowCopy
 from .timing import HostCallTiming, InferenceProfile, Timeline, summarise

@@ -24,7 +24,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
-from honed.runtime.execution.growth import ROWS_MASK
+from honed.runtime.compiled.model import ROWS_MASK
 from honed.tuner.verify import graphs
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -12,7 +12,6 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
-INT64_MAX = np.iinfo(np.int64).max
 _MOST_JOINED = 64  # Values that a kernel joins: OpenCL devices need take no more than 128 pointers
 
 
