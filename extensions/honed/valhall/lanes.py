@@ -57,7 +57,7 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
     """Return the loads and stores of known addresses in each basic block, by its number."""
     found: dict[int, list[Access]] = {}
     values: dict[str, _Value] = {}
-    sizes: dict[str, int] = {}
+    types: dict[str, tuple[int, int]] = {}  # Bits of a component, and number of components
     group = _WorkGroup(geometry)
     block = 0
     for line in nir:
@@ -67,14 +67,16 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
         elif (match := _STATEMENT.match(text)) is not None:
             bits, components, name, operation, rest = match.groups()
             if name is not None:
-                sizes[name] = int(bits) * int(components or 1)
-                values[name] = group.value(operation, rest, int(bits), int(components or 1), values)
+                types[name] = int(bits), int(components or 1)
+                first = _OPERAND.search(rest)
+                source, _ = types.get(first.group(1), types[name]) if first is not None else types[name]
+                values[name] = group.value(operation, rest, source, *types[name], values)
             if _ACCESS.match(operation):
                 operands = [one.group(1) for one in _OPERAND.finditer(rest)]
                 moved, address = (operands[0], operands[1]) if "store" in operation else (name, operands[0])
                 where = values.get(address)
                 if where is not None:
-                    size = sizes[moved]
+                    size = math.prod(types[moved])
                     found.setdefault(block, []).append(Access(size, group.lines(where[0], size // 8)))
     return found
 
@@ -153,9 +155,18 @@ class _WorkGroup:
         return len(touched) / (int(self._warps[-1]) + 1)
 
     def value(
-        self, operation: str, rest: str, bits: int, components: int, values: Mapping[str, _Value]
+        self,
+        operation: str,
+        rest: str,
+        source: int,
+        bits: int,
+        components: int,
+        values: Mapping[str, _Value],
     ) -> _Value:
-        """Return the value that a statement defines; None if it is unknown."""
+        """Return the value of `bits` that a statement defines, from a first operand of `source` bits.
+
+        None if it is unknown.
+        """
         if operation == "load_const":
             numbers = _NUMBER.findall(rest.partition(" = (")[0])
             return [self._zero + np.uint64(_number(one)) for one in numbers]
@@ -168,7 +179,7 @@ class _WorkGroup:
             return next((one for one in operands if one is not None), None)
         if any(one is None for one in operands):
             return None
-        return _compute(operation, [one for one in operands if one is not None], bits, components)
+        return _compute(operation, [one for one in operands if one is not None], source, bits, components)
 
 
 def _operands(rest: str, values: Mapping[str, _Value]) -> list[_Value]:
@@ -225,10 +236,10 @@ _UNARY: Mapping[str, Callable[[_Lanes], _Lanes]] = {
 }
 _COMPARED = {"lt": operator.lt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne}
 _COMPARISON = re.compile(r"([iu])(lt|ge|eq|ne)(?:\d+|_pan)?$")
-_PARTS = re.compile(r"(extract|insert)_[iu](8|16)$")
+_PARTS = re.compile(r"(extract|insert)_([iu])(8|16)$")
 
 
-def _compute(operation: str, operands: list[list[_Lanes]], bits: int, components: int) -> _Value:
+def _compute(operation: str, operands: list[list[_Lanes]], source: int, bits: int, components: int) -> _Value:
     """Return the result of an operation on integers, by component; None for other operations."""
     if operation in ("vec2", "vec3", "vec4", "vec8", "vec16"):
         return [one[0] for one in operands]
@@ -241,25 +252,27 @@ def _compute(operation: str, operands: list[list[_Lanes]], bits: int, components
     for n in range(components):
         if any(n >= len(one) for one in operands):
             return None
-        one = _component(operation, [each[n] for each in operands], bits)
+        one = _component(operation, [each[n] for each in operands], source, bits)
         if one is None:
             return None
         found.append(_mask(one, bits))
     return found
 
 
-def _component(operation: str, lanes: list[_Lanes], bits: int) -> _Lanes | None:
+def _component(operation: str, lanes: list[_Lanes], source: int, bits: int) -> _Lanes | None:
     """Return one component of the result, with any bits above its own."""
     a, b = lanes[0], lanes[-1]
     if operation in _ARITHMETIC:
         return _ARITHMETIC[operation](a, b)
     if (match := _COMPARISON.match(operation)) is not None:
-        width = 32 if bits == 1 else bits
-        x, y = (a, b) if match.group(1) == "u" else (_as_signed(a, width), _as_signed(b, width))
+        x, y = (a, b) if match.group(1) == "u" else (_as_signed(a, source), _as_signed(b, source))
         return np.where(_COMPARED[match.group(2)](x, y), np.uint64((1 << bits) - 1), np.uint64(0))
     if (match := _PARTS.match(operation)) is not None:
-        place, width = b * np.uint64(match.group(2)), int(match.group(2))
-        return _mask(a >> place, width) if match.group(1) == "extract" else _mask(a, width) << place
+        action, sign, width = match.group(1), match.group(2), int(match.group(3))
+        place = b * np.uint64(width)
+        if action == "insert":
+            return _mask(a, width) << place
+        return _as_signed(a >> place, width).view(np.uint64) if sign == "i" else _mask(a >> place, width)
     if operation in _SHIFTS:
         return _SHIFTS[operation](a, b & np.uint64(bits - 1), bits)
     if operation in _SIGNED:
@@ -272,4 +285,6 @@ def _component(operation: str, lanes: list[_Lanes], bits: int) -> _Lanes | None:
         return np.where(a != 0, lanes[1], b)
     if operation in ("pack_64_2x32_split", "pack_32_2x16_split"):
         return a | b << np.uint64(bits // 2)
+    if operation.startswith("i2i"):
+        return _as_signed(a, source).view(np.uint64)
     return a if operation.startswith("u2u") else None

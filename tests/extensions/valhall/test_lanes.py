@@ -96,6 +96,41 @@ def test_address_arithmetic(statement: str, lines: float) -> None:
     assert accesses(nir, group(16)) == {3: [Access(32, lines)]}
 
 
+@pytest.mark.parametrize(
+    "negative",
+    [
+        "32  %3 = extract_i8 %2, %1 (0x0)",  # -4 from 0x7ffc
+        "32  %3 = extract_i16 %2, %1 (0x0)",
+        "32  %3 = i2i32 %5",
+        "32  %3 = ishr %4, %6 (0x10)",
+        "32  %3 = imin %2, %8",
+        "64  %3 = i2i64 %8",
+    ],
+)
+@pytest.mark.parametrize("compared", ["1   %10 = ilt", "16  %10 = ilt16", "32  %10 = ilt32"])
+def test_signed_operations_keep_the_sign_of_their_operands(negative: str, compared: str) -> None:
+    """All lanes read one line if the number is below 0, and one each if it is not."""
+    bits = negative.split(maxsplit=1)[0]
+    nir = f"""
+    block b0:
+    32  %0 = @load_local_invocation_index
+    32  %1 = load_const (0x00000000)
+    32  %2 = load_const (0x7f00fffc)
+    32  %4 = load_const (0xfffc0000)
+    16  %5 = load_const (0xfffc)
+    32  %6 = load_const (0x00000010)
+    32  %7 = load_const (0x00000006)
+    32  %8 = load_const (0xfffffffc)
+    {bits}  %9 = load_const (0x00000000)
+    {negative}
+    {compared} %3, %9 (0x0)
+    32  %11 = ishl %0, %7 (0x6)
+    32  %12 = b32csel %10, %1, %11
+    64  %13 = pack_64_2x32_split %12, %1 (0x0)
+    32  %14 = @load_global (%13)""".split("\n")
+    assert accesses(nir, group(16)) == {0: [Access(32, 1)]}
+
+
 def test_an_address_that_depends_on_memory_is_unknown() -> None:
     nir = [
         "block b0:",
