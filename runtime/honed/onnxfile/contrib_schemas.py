@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 # on, the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.
 RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization", "BitCast", "CumProd")
 NEWEST_OPSET = 26
+_END = np.iinfo(np.int64).max  # The end of a Slice
 
 
 @dataclass(slots=True)
@@ -58,9 +59,22 @@ class _StandInWriter:
 
     def wide(self, x: str, columns: int) -> str:
         """Add a node that widens `x` to that number of columns, and return its output's name."""
-        places = f"{self.node.output[0]}, columns"
-        self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
-        return self.add("Gather", [x, places], axis=-1)
+        return self.add("Gather", [x, self.integers(*[0] * columns)], axis=-1)
+
+    def integers(self, *values: int) -> str:
+        """Add a constant, and return its name."""
+        name = f"{self.node.output[0]}, constant {len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def part_of_shape(self, x: str, start: int, end: int) -> str:
+        """Add nodes that compute some sizes of `x`, and return their output's name."""
+        ends = [self.integers(place) for place in (start, end, 0)]
+        return self.inner("Slice", [self.inner("Shape", [x]), *ends])
+
+    def join(self, parts: Sequence[str]) -> str:
+        """Add a node that joins shapes, and return its output's name."""
+        return self.inner("Concat", parts, axis=0)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -135,8 +149,24 @@ def _sizes(node: onnx.NodeProto) -> list[int]:
 
 
 def _heads(w: _StandInWriter) -> None:
-    if w.is_given(2):
-        w.add("Einsum", w.inputs_at(0, 2), equation="bsd,ble->bse")
+    """Write keys and values of [B, L, N * H] or [B, N, L, H], whose rank is not known here."""
+    if not w.is_given(2):
+        return  # Packed, which the frontend refuses
+    columns = [w.part_of_shape(w.node.input[2], *ends) for ends in ((1, -2), (-1, _END))]  # N if apart; H
+    product = w.inner("Reshape", [w.inner("ConstantOfShape", [w.join(columns)]), w.integers(-1)])
+    w.add("Gather", [w.node.input[0], w.inner("Cast", [product], to=TensorProto.INT64)], axis=-1)
+    heads = w.integers(_attribute(w.node, "num_heads", 1))
+    for output, new, past in zip(w.node.output[1:3], (1, 2), (6, 7), strict=False):
+        if not output:
+            continue
+        if w.is_given(8):  # The past has room for the new rows
+            w.add("Identity", w.inputs_at(past), output)
+            continue
+        length = w.part_of_shape(w.node.input[new], -2, -1)
+        apart = w.inner(
+            "Reshape", [w.node.input[new], w.join([w.integers(0), heads, length, w.integers(-1)])]
+        )
+        w.add("Concat", [*(w.inputs_at(past) if w.is_given(past) else ()), apart], output, axis=2)
 
 
 def _write_transposed_product(w: _StandInWriter) -> None:

@@ -197,7 +197,10 @@ def with_mask_of_joined() -> onnx.ModelProto:
 
 
 def joined_before(*, causal: bool = False) -> onnx.ModelProto:
-    """ONNX Runtime's MultiHeadAttention reads keys that were joined to the state, and a mask of sizes."""
+    """ONNX Runtime's MultiHeadAttention reads keys that were joined to the state, and a mask of sizes.
+
+    The scores after it are masked, too, by the sizes of its answer.
+    """
     g = Graph()
     g.domains["com.microsoft"] = 1
     rows = g.rows()
@@ -215,7 +218,7 @@ def joined_before(*, causal: bool = False) -> onnx.ModelProto:
         num_heads=1,
         unidirectional=int(causal),
     )
-    return g.model(g.op("Unsqueeze", "y", g.const([1])))
+    return g.ends(g.scores(g.op("Unsqueeze", "y", g.const([1])), keys), values)
 
 
 def joined() -> onnx.ModelProto:

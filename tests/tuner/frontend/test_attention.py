@@ -10,10 +10,12 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, shape_inference
 
+from honed.onnxfile.contrib_schemas import with_stand_ins
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
+from honed.tuner.verify import graphs
 
 from .test_rules import floats, run
 
@@ -149,6 +151,35 @@ def test_attention_over_what_is_given_apart(
 def test_attention_over_keys_and_values_laid_out_already() -> None:
     side = {"k": floats(2, HEADS, 7, SIZE, seed=1), "v": floats(2, HEADS, 7, SIZE, seed=2)}
     same("MultiHeadAttention", {"q": floats(2, 5, WIDTH), **side}, num_heads=HEADS)
+
+
+@pytest.mark.parametrize(
+    ("apart", "past", "wide"), [(False, 0, SIZE + 2), (False, 6, SIZE), (True, 0, SIZE)]
+)  # ONNX Runtime refuses others
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_shapes_of_attention_are_inferred_whatever_the_rank_of_keys(
+    apart: bool, past: int, wide: int, outputs: int
+) -> None:
+    """The lengths, which no column depends on, may be unknown."""
+    new = 7
+    sides = {name: (new, HEADS * size) for name, size in (("k", SIZE), ("v", wide))}
+    if apart:
+        sides = {name: (HEADS, new, columns // HEADS) for name, (_, columns) in sides.items()}
+    data = {"q": floats(2, 5, WIDTH)} | {name: floats(2, *shape) for name, shape in sides.items()}
+    names = [*data]
+    if past:
+        data |= {f"past_{n}": floats(2, HEADS, past, size) for n, size in (("k", SIZE), ("v", wide))}
+        names += ["", "", "", "past_k", "past_v"]
+    made = model("MultiHeadAttention", data, names, outputs, {"num_heads": HEADS})
+    shapes = [array.shape for array in run(made, data)]
+    inferred = graphs.infer(made)
+    assert [inferred[f"y{n}"].shape for n in range(outputs)] == shapes
+    for value in made.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value in (new, past):
+                dim.dim_param = "length"
+    opened = shape_inference.infer_shapes(with_stand_ins(made), data_prop=True).graph.output
+    assert [dim.dim_value for dim in opened[0].type.tensor_type.shape.dim] == list(shapes[0])
 
 
 @given(small, small, flags, flags, st.sampled_from(["rows", "first"]), flags)
