@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from honed.daemon.methods.pipeline import MOST_PREPARED
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.shared_memory import Region
-from honed.runtime.errors import HonedError, NotFound
+from honed.runtime.errors import HonedError, InvalidArgument, NotFound
 from tests.daemon.clients.test_repeated import ANOTHER, GOOD, INPUT, X, answered
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
@@ -171,10 +171,14 @@ class Prepared(RuleBasedStateMachine):
         if name in {model["name"] for model in self.admin.models()}:
             self.admin.remove(name)
 
-    @rule(name=st.sampled_from(("a", "b")), most=st.sampled_from((0, 4)))
-    def join(self, name: str, most: int) -> None:
+    @rule(name=st.sampled_from(("a", "b")), delay=st.sampled_from((0, 4)))
+    def change_settings(self, name: str, delay: int) -> None:
+        """The number of rows is fixed in a compiled file, so a batch is refused and changes nothing."""
         if name in {model["name"] for model in self.admin.models()}:
-            self.admin.set(name, max_batch=most)
+            assert self.admin.set(name, batch_delay_us=delay)["batch_delay_us"] == delay
+            with pytest.raises(InvalidArgument, match="cannot be run together"):
+                self.admin.set(name, max_batch=4)
+            assert self.admin.set(name)["max_batch"] == 0
 
     @rule(at=st.integers(0, 2), name=st.sampled_from(("a", "b")), size=st.sampled_from((SIZE, SIZE + 1)))
     def prepare(self, at: int, name: str, size: int) -> None:
