@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from honed.hub import looking, objects, pulling, pushing, remote
 from honed.hub.index import BoardIndex, IndexedFile, NamedKey
 from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey, SecretKey
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.tool.main import main
 
 from .test_hub_pull import ATTIC, CELLAR, HERE, NOW, OWNER, Machine, index_of, of
@@ -284,6 +286,69 @@ def test_what_got_lost_is_put_there_again(hub: Path) -> None:
     Machine(hub).push(CELLAR, of(workload="c"), now=NOW + 16 * 86400)
     board = Machine(hub, cellar=CELLAR)
     assert board.pull(now=NOW + 16 * 86400).added == 1
+
+
+def _swap(index: Path) -> None:
+    index.unlink()
+    index.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda index: index.write_bytes(index.read_bytes()[:-9]), "nothing was pushed.*remove it"),
+        (lambda index: index.write_bytes(b"\x00"), "nothing was pushed.*remove it"),
+        (lambda index: index.with_name("index.json.minisig").unlink(), "no signature; restore"),
+        (_swap, "no file, and was left; restore"),
+    ],
+)
+def test_a_push_loses_nothing_where_the_index_cannot_be_read(
+    hub: Path, damage: Callable[[Path], None], why: str
+) -> None:
+    damage(index_of(hub, CELLAR))
+    before = _files_below(hub)
+    with pytest.raises(InvalidArgument, match=why):
+        Machine(hub).push(CELLAR, of(workload="new"))
+    assert _files_below(hub) == before
+
+
+def test_a_push_loses_nothing_of_a_hub_that_is_away(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, before = Machine(hub), _files_below(hub)
+
+    def fail(*_: Any) -> Any:
+        raise Unavailable("the network is away")
+
+    monkeypatch.setattr(type(board.store), "look", fail)
+    with pytest.raises(Unavailable):
+        board.push(CELLAR, of(workload="new"))
+    assert _files_below(hub) == before
+
+
+def _files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_push_goes_on_after_one_that_was_interrupted(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expired index is known, too: the files that it alone names are removed."""
+    board = Machine(hub)
+    board.push(CELLAR, of(workload="c"))
+    write = type(board.store).write
+    for most in range(6):
+        left = iter(range(most))
+
+        def fail(self: Any, name: str, data: bytes, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Unavailable("the machine is off")
+            write(self, name, data)
+
+        with monkeypatch.context() as off, suppress(Unavailable):
+            off.setattr(type(board.store), "write", fail)
+            board.push(CELLAR, of(workload=f"{most}"))
+        board.push(CELLAR, of(workload="d", flops=float(most)))
+    files = len(_files_below(hub))
+    board.push(CELLAR, of(workload="e"), now=NOW + 100 * 86400)
+    assert len(_files_below(hub)) == files
+    assert not Machine(hub, cellar=CELLAR).problems(now=NOW + 100 * 86400)
 
 
 def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

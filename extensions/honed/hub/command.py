@@ -18,7 +18,7 @@ from honed.jobs import priorfile
 from honed.jobs.commands import Learn
 from honed.jobs.events import Learned
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
+from honed.protocol.errors import InvalidArgument, NotFound
 from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.params import HintFigures
 from honed.protocol.strict import to_plain
@@ -267,7 +267,7 @@ def _init(arguments: argparse.Namespace, output: Output) -> None:
     store = remote.store(_url(arguments.url))
     try:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
-    except (NotFound, Unavailable):
+    except (NotFound, remote.FolderMissing):
         pushing.make_overview(store)
         _list(arguments, output, (), (), "There is a hub")
         return

@@ -148,10 +148,11 @@ def file_bytes(file: BoardIndex | Keyring | Overview) -> bytes:
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
 
 
-def read_index(data: bytes, now: float) -> BoardIndex:
+def read_index(data: bytes, now: float | None) -> BoardIndex:
     """Return an index whose signature was checked.
 
-    Raises InvalidArgument if it is no index, or has expired.
+    Raises InvalidArgument if it is no index, or has expired. With `now` None it may have expired, because it
+    is to be signed again.
     """
     index = _read(BoardIndex, data)
     if len(index.files) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:

@@ -17,7 +17,7 @@ from .index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from .looking import read_signed
 from .memory import HubState
 from .minisign import PublicKey, SecretKey
-from .remote import HubStore
+from .remote import FolderMissing, HubStore
 
 LASTS: Final = 30 * 86400.0  # Seconds that an index is valid; it is pushed again after half of it
 _QUARANTINED: Final = 2000  # Maximum records in quarantine, the latest ones
@@ -47,13 +47,13 @@ def push(
     """Put records, as `hone records export` has them, in place of those that this board had there.
 
     `spread` are to learn from. Withdrawn schedules are left out of the others. Raises Unavailable or
-    InvalidArgument if the hub cannot be written. `memory` is changed; the caller stores it.
+    InvalidArgument if the hub cannot be read or written. `memory` is changed; the caller stores it.
     """
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     used = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
     learned = _files(spread)
     entries, known = tuple(map(_entry, used)), tuple(map(_entry, learned))
-    before, data = _before(store, key, now)
+    before, data = _before(store, key, memory, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
     records = sum(entry.records for entry in entries)
     there = before and (before.entries, before.spread, before.withdrawn)
@@ -168,13 +168,25 @@ def _overview(store: HubStore) -> indexes.Overview | None:
         return None
 
 
-def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | None, bytes]:
-    """Return the index that this board has in the hub now, and its file; None if there is no valid one."""
+def _before(store: HubStore, key: SecretKey, memory: HubState, now: float) -> tuple[BoardIndex | None, bytes]:
+    """Return the index that this board has in the hub now, expired or not, and its file; None if it has none.
+
+    Raises Unavailable, and InvalidArgument for a file that is not an index of this board: a push in its place
+    would lose track of the files that it names.
+    """
+    name = indexes.index_file(key.public)
     try:
-        data = read_signed(store, indexes.index_file(key.public), key.public)
-        return indexes.read_index(data, now), data
-    except HonedError:
+        data = store.read(name, indexes.MAX_INDEX_BYTES)
+        if objects.sha256(data) != memory.index:  # A push that was interrupted wrote a signature alone
+            data = read_signed(store, name, key.public)
+        return indexes.read_index(data, None), data
+    except (NotFound, FolderMissing):
         return None, b""
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"nothing was pushed, as {name} of the hub cannot be read: {error}; restore it, or remove it"
+            " to push everything again"
+        ) from error
 
 
 class _RecordsFile(NamedTuple):

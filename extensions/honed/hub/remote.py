@@ -23,6 +23,10 @@ T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3600.0  # Time limit for all reads of one pull
 
 
+class FolderMissing(Unavailable):
+    """Raised when a hub's folder does not exist; the first push makes it."""
+
+
 class HubStore(ABC):
     """A hub's folder. Names are relative, of letters, digits, "/", "." and "-"."""
 
@@ -83,7 +87,7 @@ class _Folder(HubStore):
                 return FetchResult(read_bounded(file.read, most, name))
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.is_dir():
-                raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
+                raise FolderMissing(f"there is no folder {self.url}; make or mount it") from None
             raise NotFound(f"{self.url} has no {name}") from None
         except OSError as error:
             if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO):
