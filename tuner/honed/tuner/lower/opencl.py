@@ -112,10 +112,10 @@ def _loops_to_kernels() -> list[tvm.transform.Pass]:
         _inner_as_parameters(),
         t.StorageRewrite(),
         s.HoistIfThenElse(),
+        t.RemoveNoOp(),  # Before loops are unrolled, since TVM simplifies each store twice for it
         t.UnrollLoop(),
         s.RenormalizeSplitPattern(),
         t.StmtSimplify(),
-        t.RemoveNoOp(),
         s.RewriteUnsafeSelect(),
         t.CommonSubexprElim(),
         t.VerifyMemory(),

@@ -288,7 +288,7 @@ def _prepare(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
     found = {str(f.attrs["global_symbol"]): _mark_loops(f) for f in final.functions.values()}
     if any(changed for _, changed in found.values()):
         module = IRModule({entry: func for entry, (func, _) in found.items()})
-        for step in (tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify(), tirx.transform.RemoveNoOp()):
+        for step in (tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()):
             module = step(module)
         return {str(f.attrs["global_symbol"]): f for f in module.functions.values()}
     return {entry: func for entry, (func, _) in found.items()}
