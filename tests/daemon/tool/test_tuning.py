@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.protocol.results import ModelPublished
 from honed.tool.commands.tasks import origin
 from honed.tool.commands.tuning import result_text
 from tests.daemon.conftest import SIZE, Hone
@@ -147,13 +149,35 @@ def answers(service: Service) -> Any:
         return client.infer("m", {"x": X})["y"]
 
 
-def test_the_result_says_when_the_cpu_engine_serves_all_the_same() -> None:
-    done: Any = SimpleNamespace(before_us=345.2, after_us=269.9)
-    placement: Any = SimpleNamespace(engine="cpu", why="the CPU engine is faster")
-    assert result_text("m", done, True, placement) == (
-        "m is tuned: 0.3452 ms an inference before, 0.2699 ms now, 1.28 times as fast, measured side by "
-        "side. The CPU engine goes on serving it: the CPU engine is faster."
-    )
+BETTER = ModelPublished(published=True, version=2, sentence="version 2 is kept", old_us=345.2, new_us=269.9)
+
+
+@pytest.mark.parametrize(
+    ("answer", "engine", "text"),
+    [
+        (
+            BETTER,
+            "cpu",
+            "m is tuned: 0.3452 ms an inference before, 0.2699 ms now, 1.28 times as fast, measured side by "
+            "side. The CPU engine goes on serving it: it is faster.",
+        ),
+        (
+            BETTER,
+            "gpu",
+            "m is served tuned: 0.3452 ms an inference before, 0.2699 ms now, 1.28 times as fast, measured "
+            "side by side.",
+        ),
+        (replace(BETTER, old_us=None), "gpu", "m: version 2 is kept."),
+        (replace(BETTER, published=False, sentence="whatever: it says"), "gpu", "m: whatever: it says."),
+        (None, "gpu", "m is served as before: nothing is faster."),
+    ],
+)
+def test_the_result_is_told_by_the_fields_of_the_answer(
+    answer: ModelPublished | None, engine: str, text: str
+) -> None:
+    done: Any = SimpleNamespace(sentence="nothing is faster")
+    placement: Any = SimpleNamespace(engine=engine, why="it is faster")
+    assert result_text("m", done, answer, placement) == text
 
 
 def test_a_faster_version_is_served(hone: Any, stub: StubTuner, tuning_service: Service) -> None:

@@ -99,7 +99,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 
     def show(console: Console) -> None:
         _print_table(console, done, run, records)
-        line(console, result_text(model, done, published, shown.placement))
+        line(console, result_text(model, done, answer, shown.placement))
 
     output.emit(document, show)
 
@@ -211,14 +211,13 @@ def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -
     console.print()
 
 
-def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacement) -> str:
-    """Return the result of tuning in a sentence."""
-    before, after = done.before_us, done.after_us
-    if not published or not before or not after:
-        text = (
-            done.sentence.partition(" is served as before: ")[2] or done.sentence
-        )  # The service says so, too
-        return f"{model} is served as before: {text}."
+def result_text(model: str, done: Tuned, answer: ModelPublished | None, placement: ModelPlacement) -> str:
+    """Return the result of tuning in a sentence; `answer` is the service's, None if nothing was published."""
+    if answer is None:
+        return f"{model} is served as before: {done.sentence}."
+    before, after = answer.old_us, answer.new_us
+    if not answer.published or not before or not after:
+        return f"{model}: {answer.sentence}."
     by_cpu = placement.engine == "cpu"
     return (
         f"{model} is {'tuned' if by_cpu else 'served tuned'}: {milliseconds(before)} an inference before, "
