@@ -30,7 +30,8 @@ from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import DRIFT_RUNS, LatencyDrift
 from honed.daemon.core.state import Registry
 from honed.daemon.features.reselection import EngineReselection
-from honed.daemon.serving.selection import choose, compare, is_unfinished
+from honed.daemon.serving.loader import LONGEST_OWN_MS
+from honed.daemon.serving.selection import choose, compare, is_only_slower, is_unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineDecision, EngineTimes, Manifest, Store, begin
@@ -440,6 +441,38 @@ def test_a_processor_under_opencl_must_be_faster() -> None:
     shared = functools.partial(EngineTimes, same_cores=True)
     assert choose(shared(gpu_ms=1.01, cpu_ms=1.0)).engine == "cpu"
     assert choose(shared(gpu_ms=1.0, cpu_ms=1.0)).engine == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "times", "owner", "only_slower"),
+    [
+        ("cpu", EngineTimes(gpu_ms=2.0, cpu_ms=1.0), None, True),
+        ("cpu", EngineTimes(gpu_ms=2.0, cpu_ms=1.0), 1000, True),
+        ("cpu", EngineTimes(gpu_ms=2.0, cpu_ms=1.0, others_percent=40.0), None, True),
+        ("cpu", EngineTimes(gpu_ms=LONGEST_OWN_MS + 1, cpu_ms=1.0), None, True),
+        ("cpu", EngineTimes(gpu_ms=LONGEST_OWN_MS + 1, cpu_ms=1.0), 1000, False),  # It would block others
+        ("cpu", None, None, False),  # It is not right
+        ("gpu", EngineTimes(gpu_ms=1.0, cpu_ms=2.0), None, False),
+    ],
+)
+def test_a_pin_overrides_times_and_nothing_else_whatever_the_reason_says(
+    chosen: str, times: EngineTimes | None, owner: int | None, only_slower: bool
+) -> None:
+    """The reason of a stored manifest is for people."""
+    assert times is None or choose(times, owner).engine == chosen
+    for reason in ("the CPU engine is faster: compiled 2 ms", "reworded"):
+        manifest = Manifest(
+            name="m",
+            added=1.0,
+            compiled=None,
+            history=NO_HISTORY,
+            sources=(),
+            shapes={},
+            precision="auto",
+            owner=owner,
+            decision=EngineDecision(chosen=chosen, reason=reason, times=times),
+        )
+        assert is_only_slower(manifest) is only_slower
 
 
 def plus_one(path: Path) -> Path:

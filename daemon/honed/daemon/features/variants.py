@@ -24,7 +24,7 @@ from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
-from honed.daemon.serving.selection import SLOWER, EngineChoice, compare, is_unfinished
+from honed.daemon.serving.selection import EngineChoice, compare, is_only_slower, is_unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import CompiledFileInfo, Interface
@@ -212,7 +212,7 @@ class VariantCompiler:
     def is_for_device(self, model: ServedModel, variant: Manifest) -> bool:
         """Return whether the device serves a model by a variant: as chosen, or pinned and only slower."""
         pinned = model.manifest.engine_wanted(self.policy) == "gpu"
-        return variant.decision.chosen != "cpu" or (pinned and variant.decision.reason.startswith(SLOWER))
+        return variant.decision.chosen != "cpu" or (pinned and is_only_slower(variant))
 
     def under(self, entry: ServedModel) -> str:
         """Return the conditions of compilation; refused shapes are retried when they change.

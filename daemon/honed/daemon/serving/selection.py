@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from honed.daemon.aio import in_thread
 from honed.daemon.store.store import EngineTimes, Manifest, Store
@@ -17,7 +17,6 @@ from .loader import LONGEST_OWN_MS, Loader
 from .trial import PairedTrial, Runner
 
 Kind = Literal["gpu", "cpu"]
-SLOWER: Final = "the CPU engine is faster"  # Beginnings of reasons that a pin of the compiled form overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,26 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
             f" while other programs took {times.others_percent:.0f} % of the processors, "
             "so it is measured again when the machine is idle"
         )
-    if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
+    if _blocks_others(times, owner):
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return EngineChoice("cpu", f"{why}: {measured}", times)
     if not can_compiled_serve(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
-        return EngineChoice("cpu", f"{SLOWER}: {measured}", times)
+        return EngineChoice("cpu", f"the CPU engine is faster: {measured}", times)
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {measured}", times)
+
+
+def _blocks_others(times: EngineTimes, owner: int | None) -> bool:
+    """Return whether runs of a user's own model on the device keep others waiting for too long."""
+    return owner is not None and times.gpu_ms > LONGEST_OWN_MS
+
+
+def is_only_slower(manifest: Manifest) -> bool:
+    """Return whether only times chose the CPU engine, which a pin of the compiled form overrides.
+
+    A compiled form without times is not right, or was never compared.
+    """
+    chosen, times = manifest.decision.chosen, manifest.decision.times
+    return chosen == "cpu" and times is not None and not _blocks_others(times, manifest.owner)
 
 
 async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: Runner) -> EngineTimes:
