@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits, VariantSettings
+from honed.daemon.store.store import EngineTimes
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult
 from honed.protocol.errors import InvalidArgument
@@ -168,3 +171,50 @@ def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wr
     assert (result.wrong, bool(device.steps)) == (wrong, not wrong)
     assert sorted(sequences.ended) == ([] if wrong else [1, 2, 3, 4, 5, 6])
     assert wrong or result.runs.within_allowance
+
+
+def test_a_form_is_compared_ever_more_seldom_while_other_programs_are_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A form of that name that comes after it was removed has pauses of its own."""
+    known = decoder_of(OPTIMUM, {})
+    assert isinstance(known, DecoderModel)
+    device = SimpleNamespace(ready=True, engine=SimpleNamespace(fingerprint="x"))
+    decision = SimpleNamespace(times=EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device="x", runtime="x"))
+    shapes = known.shapes(DecoderBucket(1, 256))
+    manifest = SimpleNamespace(shapes=shapes, owner=None, decision=decision)
+    variant = SimpleNamespace(name="m@1x1x256", key="form", manifest=manifest)
+    model = SimpleNamespace(name="m", manifest=SimpleNamespace(interface=OPTIMUM, state={}))
+    compared: list[str] = []
+
+    async def choose_again(_: Any, form: Any) -> None:
+        compared.append(form.name)
+
+    decoders = Decoders(
+        sequencer=cast(Any, None),
+        registry=cast(Any, SimpleNamespace(find={"m": model}.get, variants=lambda: [variant])),
+        pool=cast(Any, SimpleNamespace(device_of=lambda _: device, cpu_for=lambda _: device)),
+        leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
+        usage_log=cast(Any, None),
+        limits=Limits(),
+        maker=cast(Any, SimpleNamespace(choose_again=choose_again)),
+        settings=VariantSettings,
+    )
+    now = 0.0
+    monkeypatch.setattr("honed.daemon.background.time.monotonic", lambda: now)
+    assert decoders.background(idle=True) is None
+    decision.times = dataclasses.replace(decision.times, others_percent=50.0)
+    assert decoders.background(idle=False) is None
+    done: list[float] = []
+    while now < 20_000:
+        if (work := decoders.background(idle=True)) is not None:
+            asyncio.run(cast(Any, work.run()))
+            done.append(now)
+        now += 20.0
+    assert done == [0.0, 60.0, 180.0, 420.0, 900.0, 1860.0, 3780.0, 7380.0, 10_980.0, 14_580.0, 18_180.0]
+    assert decoders.background(idle=True) is None
+    decoders.forget("another")
+    assert decoders.background(idle=True) is None
+    decoders.forget(variant.name)
+    assert decoders.background(idle=True) is not None
+    assert compared == [variant.name] * len(done)

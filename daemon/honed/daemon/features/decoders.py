@@ -211,9 +211,10 @@ class Decoders(Feature):
             self._no_forms.pop(model, None)
 
     def forget(self, model: str) -> None:
-        """Drop the cached decoder of a removed model."""
+        """Drop the cached decoder of a removed model, or the pause of a removed variant."""
         self._known.pop(model, None)
         self._no_forms.pop(model, None)
+        self._pauses.forget(model)
 
     async def _run(
         self, key: SequenceKey, call: FeatureRequest, decoder: DecoderModel, deadline: float
