@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
+from honed.daemon.aio import Driven
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import VersionComparer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
-from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
+from honed.daemon.transport.connection import Connection, WithDescriptors
 from honed.protocol.params import Data, LoadParams, PrepareParams
 from honed.protocol.results import ObservedSizes
 from honed.protocol.service import MetricsText
@@ -44,7 +45,7 @@ class MethodCall:
 
 # Answers requests for a method of the socket; before it is awaited, it may only raise HonedError.
 Handler = Callable[
-    [MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
+    [MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Driven[Any]
 ]
 # Called with the model that ran a request, its plan, and the sizes that partitions observed.
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]

@@ -276,13 +276,15 @@ class RpcServer:
 
     def next_message(self) -> RequestReceived | NotificationReceived | None:
         """Wait for the next request or notification; return None when the parent has hung up."""
-        with suppress(ConnectionError):
+        try:
             while True:
-                if isinstance(event := self._peer.next_event(), RequestReceived | NotificationReceived):
-                    return event
+                event = self._peer.next_event()
                 if event is None and not streams.receive(self._socket, self._peer):
                     return None
-        return None
+                if event is not None and not isinstance(event, ResponseReceived):
+                    return event
+        except ConnectionError:
+            return None
 
     def handle(self, request: RequestReceived) -> None:
         """Answer a request in its turn, and close its descriptors."""
@@ -295,7 +297,7 @@ class RpcServer:
         kind, handler = method
         try:
             call = strict.from_plain(kind, request.params, where=request.method)
-            result = strict.to_plain(handler(self, call))
+            result = strict.to_plain(handler(self, call), omit_defaults=True)
         except Exception as raised:  # noqa: BLE001 - `error_of` raises those again that end this process
             self.refuse(request, self.error_of(raised, request.method))
             return
@@ -322,5 +324,7 @@ class RpcServer:
             self._send()
 
     def _send(self) -> None:
-        with suppress(ConnectionError):  # The parent has hung up: `next_message` returns None
+        try:
             streams.send(self._socket, self._peer)
+        except ConnectionError:
+            return  # The parent has hung up: `next_message` returns None

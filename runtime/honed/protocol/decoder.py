@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import mmap
-import re
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -31,10 +30,11 @@ from .wire import (
 
 _APART: Final = b"\xd6\x01"  # An extension type of 4 bytes, which no peer may send
 _TIMESTAMP: Final = msgpack.Timestamp
-# Bytes that begin no container: a message with few others is not nested deeper than their number. And bytes
-# of extension types.
-_PLAIN: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))
-_EXTENDED: Final = re.compile(b"[\xc7-\xc9\xd4-\xd8]")
+# Bytes that begin values of extension types, and those that begin neither these nor a container: a message
+# with few others is not nested deeper than their number.
+_EXTENDED: Final = frozenset(b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8")
+_PLAIN: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF or b in _EXTENDED))
+_TIME: Final = 0xFF  # Type of timestamps, the one extension type that `ext_hook` does not see
 _INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # Types to look into
 
 
@@ -133,12 +133,13 @@ class FrameDecoder:
             )
         except (ValueError, msgpack.UnpackException):
             return None
-        depth = self._limits.max_depth
-        flat = len(self._buffer.translate(None, _PLAIN)) <= depth and not _EXTENDED.search(self._buffer)
-        message = _as_message(value) if flat or _flat_enough(value, depth) else None
-        if message is not None:
-            self.frame_bytes = len(self._buffer)
-            self._buffer.clear()
+        message, depth = _as_message(value), self._limits.max_depth
+        marks = self._buffer.translate(None, _PLAIN)
+        timed = _TIME in self._buffer and not _EXTENDED.isdisjoint(marks)
+        if message is None or ((timed or len(marks) > depth) and not _flat_enough(message, depth)):
+            return None
+        self.frame_bytes = len(self._buffer)
+        self._buffer.clear()
         return message
 
     def _decode(self, end: int) -> Message:
@@ -187,12 +188,15 @@ def _small(limits: FrameLimits, large: int | None) -> int:
     return small if min(limits.max_bytes, limits.max_values, limits.max_text) >= small else 0
 
 
-def _flat_enough(value: Any, max_depth: int) -> bool:
+def _flat_enough(message: Message, max_depth: int) -> bool:
     """Return whether containers are nested no deeper than `max_depth` and none holds a timestamp.
 
     A timestamp is an extension type.
     """
-    level = [value]
+    if isinstance(message, Response):
+        level: list[Any] = [[message.error, message.result]]
+    else:  # The params lie in a list in the message
+        level, max_depth = [message.params], max_depth - 2
     for _ in range(max_depth):
         inside: list[Any] = []
         for each in level:

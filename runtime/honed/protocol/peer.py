@@ -71,7 +71,7 @@ _WITH_DESCRIPTORS: Final = frozenset({RequestReceived, ResponseReceived})
 class _Frame:
     """The unsent bytes of a message; its descriptors are sent with the first byte."""
 
-    parts: deque[memoryview]
+    parts: deque[bytes | memoryview]
     descriptors: tuple[int, ...]
     own: bool  # The descriptors are closed after sending
     call: int | None = None  # The number of the call that the message is
@@ -130,7 +130,8 @@ class Peer:
 
         `truncated`: the kernel dropped descriptors. Raises ProtocolError if there are too many.
         """
-        self._arrivals.note(len(data), descriptors)
+        if descriptors or self._arrivals.held:
+            self._arrivals.note(len(data), descriptors)
         if truncated or (descriptors and len(self._arrivals) > MAX_PENDING_DESCRIPTORS):
             raise ProtocolError(
                 ResourceExhausted(
@@ -145,7 +146,7 @@ class Peer:
         Raises ProtocolError; the connection must then end. Ignores answers to cancelled calls.
         """
         while (message := self._decoder.next_message()) is not None:
-            descriptors = self._arrivals.take(self._decoder.buffered)
+            descriptors = self._arrivals.take(self._decoder.buffered) if self._arrivals.held else []
             try:
                 event = self._event(message, descriptors)
             except ProtocolError:
@@ -214,14 +215,16 @@ class Peer:
 
     def answer(self, msgid: int, result: Any, descriptors: Sequence[int] = ()) -> None:
         """Answer a request; the descriptors are closed when they are sent."""
-        self._respond(Response(msgid=msgid, error=None, result=result), descriptors)
+        self.forget(msgid)
+        self._say(Response(msgid=msgid, error=None, result=result), descriptors)
 
     def refuse(self, msgid: int, error: HonedError) -> None:
         """Answer a request with an error."""
-        self._respond(Response(msgid=msgid, error=error_to_map(error), result=None), ())
+        self.forget(msgid)
+        self._say(Response(msgid=msgid, error=error_to_map(error), result=None), ())
 
     def forget(self, msgid: int) -> None:
-        """Drop a request that will not be answered, because the connection ends."""
+        """Drop a request that is answered now, or will not be, because the connection ends."""
         self._unanswered_bytes -= self._unanswered.pop(msgid)
 
     def notify(self, method: str, params: Map) -> None:
@@ -236,7 +239,7 @@ class Peer:
         else:
             self._say(Response(msgid=msgid, error=plain, result=None), ())
 
-    def to_send(self) -> tuple[memoryview, tuple[int, ...]] | None:
+    def to_send(self) -> tuple[bytes | memoryview, tuple[int, ...]] | None:
         """Return the bytes to write next, and the descriptors to attach to the first of them, or None."""
         if not self._frames:
             return None
@@ -251,7 +254,7 @@ class Peer:
         if frame.descriptors:
             self._let_go(frame)
         if nbytes < len(frame.parts[0]):
-            frame.parts[0] = frame.parts[0][nbytes:]
+            frame.parts[0] = memoryview(frame.parts[0])[nbytes:]
             return
         frame.parts.popleft()
         if not frame.parts:
@@ -272,10 +275,6 @@ class Peer:
         """Drop unsent messages; no other thread may be sending."""
         self._frames.clear()
         self.unsent_bytes = 0
-
-    def _respond(self, response: Response, descriptors: Sequence[int]) -> None:
-        self.forget(response.msgid)
-        self._say(response, descriptors)
 
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
         """Send a message, or an error instead of a message that cannot be sent: too large, or a bug here."""
@@ -299,7 +298,7 @@ class Peer:
         own: bool,
         call: int | None = None,
     ) -> None:
-        self._frames.append(_Frame(deque([memoryview(part) for part in parts]), descriptors, own, call))
+        self._frames.append(_Frame(deque(parts), descriptors, own, call))
         self.unsent_bytes += sum(map(len, parts))
         self.unsent_descriptors += len(descriptors)
 

@@ -47,7 +47,7 @@ def send(connected: socket.socket, peer: Peer) -> bool:
     Raises OSError.
     """
     progress = False
-    while (piece := peer.to_send()) is not None:
+    while peer.unsent_bytes and (piece := peer.to_send()) is not None:
         data, descriptors = piece
         try:
             sent = socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)

@@ -35,6 +35,9 @@ class FrameLimits:
     max_text: int = 1 << 30  # Bytes of str in all, not counting those shorter than 32
 
 
+_USUAL: Final = FrameLimits()
+
+
 @dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Request:
     """A request: `[0, msgid, method, [params]]`."""
@@ -80,13 +83,12 @@ class ProtocolError(Exception):
         self.msgid = msgid
 
 
-def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[bytes | memoryview]:
+def encode_parts(message: Message, limits: FrameLimits = _USUAL) -> list[bytes | memoryview]:
     """Return the bytes of one message in pieces, to be sent in order; raise as `encode` does.
 
     Large memoryviews in a list that is a value of the params or the result are pieces of their own, without
     copying.
     """
-    limits = limits or _USUAL
     body = message.result if isinstance(message, Response) else message.params
     for value in body.values() if type(body) is dict else ():
         if type(value) is list and _holds_large(value):
@@ -102,18 +104,19 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
         before, frame = frame.split(_MARKED + marker, 1)
         parts += [before + b"\xc6" + len(data).to_bytes(4, "big"), data]
     parts.append(frame)
-    _check_bytes(sum(map(len, parts)), limits)
+    if (nbytes := sum(map(len, parts))) > limits.max_bytes:
+        raise _too_large(nbytes, limits)
     return parts
 
 
-_USUAL: Final = FrameLimits()
 _MARKED: Final = b"\xc4\x10"  # Bin of 16 bytes
 
 
 def _holds_large(items: list[Any]) -> bool:
-    return memoryview in map(type, items) and any(
-        type(item) is memoryview and len(item) >= LARGE for item in items
-    )
+    for item in items if memoryview in map(type, items) else ():
+        if type(item) is memoryview and len(item) >= LARGE:
+            return True
+    return False
 
 
 def _set_apart(value: Any, large: dict[bytes, memoryview]) -> Any:
@@ -134,26 +137,25 @@ def _set_apart(value: Any, large: dict[bytes, memoryview]) -> Any:
     return marked
 
 
-def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
+def encode(message: Message, limits: FrameLimits = _USUAL) -> bytes:
     """Return the bytes of one message.
 
     Raises InvalidMessage if a value of it cannot be sent, ResourceExhausted if it is too large.
     """
-    limits = limits or _USUAL
     try:
         frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidMessage(f"a message holds a value that cannot be sent: {error}") from error
-    _check_bytes(len(frame), limits)
+    if len(frame) > limits.max_bytes:
+        raise _too_large(len(frame), limits)
     return frame
 
 
-def _check_bytes(nbytes: int, limits: FrameLimits) -> None:
-    if nbytes > limits.max_bytes:
-        raise ResourceExhausted(
-            f"the message has {nbytes} bytes and {limits.max_bytes} are allowed; "
-            "pass large tensors in shared memory"
-        )
+def _too_large(nbytes: int, limits: FrameLimits) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the message has {nbytes} bytes and {limits.max_bytes} are allowed; "
+        "pass large tensors in shared memory"
+    )
 
 
 def _as_list(message: Message) -> list[Any]:
@@ -174,17 +176,20 @@ class DescriptorQueue:
     """
 
     def __init__(self) -> None:
-        self._received = 0  # Bytes since the connection began
-        self._held: deque[tuple[int, list[int]]] = deque()  # Descriptors and the bytes received up to them
+        self._received = 0  # Bytes since some time at which none were held
+        self.held: deque[tuple[int, list[int]]] = deque()  # Descriptors and the bytes received up to them
 
     def __len__(self) -> int:
-        return sum(len(descriptors) for _, descriptors in self._held)
+        return sum(len(descriptors) for _, descriptors in self.held)
 
     def note(self, nbytes: int, descriptors: list[int]) -> None:
-        """Record that a read received `nbytes` bytes with `descriptors`, which are kept until `take`."""
+        """Record that a read received `nbytes` bytes with `descriptors`, which are kept until `take`.
+
+        Reads without descriptors need not be recorded while none are held.
+        """
         self._received += nbytes
         if descriptors:
-            self._held.append((self._received, descriptors))
+            self.held.append((self._received, descriptors))
 
     def take(self, undecoded: int) -> list[int]:
         """Return the descriptors of the message just decoded, which the caller then closes.
@@ -192,17 +197,15 @@ class DescriptorQueue:
         `undecoded` bytes follow that message.
         """
         taken: list[int] = []
-        if not self._held:
-            return taken
         end = self._received - undecoded
-        while self._held and self._held[0][0] <= end:
-            taken += self._held.popleft()[1]
+        while self.held and self.held[0][0] <= end:
+            taken += self.held.popleft()[1]
         return taken
 
     def close(self) -> None:
         """Close all descriptors held; may be called again."""
-        while self._held:
-            close_all(self._held.popleft()[1])
+        while self.held:
+            close_all(self.held.popleft()[1])
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -224,7 +224,7 @@ class SocketLink:
                 waiting = PendingCall(self._peer.call(method, params, descriptors))
                 self._waiting[waiting.msgid] = waiting
             try:
-                streams.send(self._socket, self._peer)
+                self._flush()
             except BaseException as error:
                 # Part of the frame may be sent, so the connection is useless.
                 lost = transport.connection_lost()
@@ -264,9 +264,15 @@ class SocketLink:
                     return
                 self._peer.cancel(waiting.msgid)
             try:
-                streams.send(self._socket, self._peer)
+                self._flush()
             except OSError:
                 self._fail(transport.connection_lost())
+
+    def _flush(self) -> None:
+        """Send what is unsent; raise OSError if the service accepts nothing within the limit of a write."""
+        streams.send(self._socket, self._peer)
+        if self._peer.unsent_bytes:
+            raise TimeoutError
 
     def close(self) -> None:
         """End the connection; waiting threads get Unavailable."""

@@ -11,7 +11,7 @@ import pytest
 
 from honed.daemon.serving.plan import InferencePlan, ResponseInfo, check
 from honed.daemon.store.compiled import interface_of
-from honed.daemon.worker.calls import InferenceResult, InputSpec, OutputSpec, RegionSlice
+from honed.daemon.worker.calls import InferenceResult, InputSpec, OutputSpec, RegionSlice, pack_layout
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
@@ -88,7 +88,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     worker = plan.form()
     assert worker.inputs[0].place == RegionSlice(region=number, offset=0, nbytes=24)
     assert worker.outputs == (OutputSpec(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),)
-    ran = InferenceResult(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
+    ran = InferenceResult(raw=(), layout=pack_layout([(5,)], []), input_ns=0, infer_ns=2000, output_ns=0)
     result = plan.answer(ran, "", ResponseInfo(1, 2, "gpu"))
     assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
 
@@ -97,9 +97,8 @@ def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     plan = planned(regions, **placed({}, 64, 256))
     number = plan.regions[0].number
     assert plan.form().room == RegionSlice(region=number, offset=64, nbytes=256)
-    ran = InferenceResult(
-        raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
-    )
+    layout = pack_layout([(5,), (0,)], [128, -1])
+    ran = InferenceResult(raw=(b"",), layout=layout, input_ns=0, infer_ns=2000, output_ns=0)
     outputs = plan.answer(ran, "", ResponseInfo(1, 2, "gpu"))["outputs"]
     assert outputs[0]["parameters"] == placed({}, 192, 10)["parameters"]
     assert outputs[1]["parameters"] == {}

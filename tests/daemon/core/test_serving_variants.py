@@ -7,6 +7,7 @@ import pytest
 from honed.daemon.core import messages as do
 from honed.daemon.core import messages as told
 from honed.daemon.core.model import CPU_ENGINE, State
+from honed.daemon.core.statistics import ServedInference
 from honed.runtime.errors import NotFound
 
 from .serving_world import World
@@ -78,7 +79,10 @@ def test_apps_know_of_no_variants(world: World) -> None:
 
 
 def test_requests_of_a_variant_are_its_models_too(world: World) -> None:
-    world.models.get(VARIANT).statistics.count_answer_of("gpu")
+    served = ServedInference(
+        engine="gpu", queued=0.0, total=0.1, input_ns=1, infer_ns=1, output_ns=1, launches=0
+    )
+    world.models.get(VARIANT).statistics.count_served(served, now=0.0, wall_ms=1)
     for statistics in (world.models.get(MODEL).statistics, world.models.all_statistics):
         assert statistics.engines == {"gpu": 1}
     world.rest(VARIANT)

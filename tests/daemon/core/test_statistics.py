@@ -112,7 +112,7 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
 
 def served(statistics: Statistics, seconds: float = 0.2) -> None:
     inference = ServedInference(
-        queued=0.1, total=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
+        engine="gpu", queued=0.1, total=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
     )
     statistics.count_served(inference, now=5.0, wall_ms=123)
 

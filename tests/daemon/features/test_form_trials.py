@@ -20,7 +20,7 @@ from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits, VariantSettings
 from honed.daemon.store.store import EngineTimes
 from honed.daemon.store.versions import GAIN
-from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult
+from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult, pack_layout
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.comparison import LEAST, PairedTiming
 from tests.daemon.features.test_decoders import OPTIMUM
@@ -66,8 +66,7 @@ class Engine:
         ns = int(self.ms * 1e6 * (self.faster if call.run.key == "faster" else 1.0))
         result = InferenceResult(
             raw=(logits.astype(np.float16).tobytes(),),
-            shapes=((1, 1, WORDS),),
-            offsets=(-1,),
+            layout=pack_layout([(1, 1, WORDS)], [-1]),
             input_ns=0,
             infer_ns=ns,
             output_ns=0,

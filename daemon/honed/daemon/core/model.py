@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,6 +40,7 @@ def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
     return f"{name} isolated" if isolated else name
 
 
+@functools.cache  # Each request asks several times
 def is_cpu(engine: str) -> bool:
     """Return whether an engine is a CPU engine, shared or of a user."""
     return engine.startswith(CPU_ENGINE)
@@ -212,11 +214,10 @@ class ServedModel:
     comparing: bool = False  # A comparison of both engines is in progress
     compared: float = float("-inf")  # Start of the last comparison (monotonic seconds)
     drift: LatencyDrift = field(default_factory=LatencyDrift)
+    name: str = field(init=False)  # The manifest's, by which clients request the model
 
-    @property
-    def name(self) -> str:
-        """The name by which clients request the model."""
-        return self.manifest.name
+    def __post_init__(self) -> None:
+        self.name = self.manifest.name
 
     @property
     def key(self) -> str:

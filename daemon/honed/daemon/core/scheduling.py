@@ -9,7 +9,7 @@ from .state import Core
 
 def run_next(core: Core, engine: Engine) -> None:
     """Start the next request if one may begin; an engine never runs a model twice at once."""
-    if not engine.open_to_more or engine.phase is not Phase.READY:
+    if not len(engine.queue) or not engine.open_to_more or engine.phase is not Phase.READY:
         return
     if engine.isolating and _loading(core, engine):
         return

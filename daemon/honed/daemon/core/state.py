@@ -233,12 +233,10 @@ class Core:
             if any(self.awaits_failback(model, engine) for model, _ in self.deployments_on(engine)):
                 return True
             return any(engine.kept.values()) or bool(engine.queue.models()) or self._was_used_lately(engine)
-        name = engine.name
-        used = any(
-            model.preferred_engine == name or name in model.deployments
-            for model in self.models.all_unordered()
-        )
-        return used or any(engine.kept.values())
+        for model in self.models.all_unordered():
+            if model.preferred_engine == engine.name or engine.name in model.deployments:
+                return True
+        return any(engine.kept.values())
 
     def awaits_failback(self, model: ServedModel, engine: Engine) -> bool:
         """Return whether an engine is a model's preferred one while another engine serves it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -98,26 +99,29 @@ class Histogram:
 
 
 class Recent:
-    """Histograms of the last minute, one a slice of time; `now` is in monotonic seconds."""
+    """A histogram that knows those of the last minute apart; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
-        self._slices: deque[tuple[int, Histogram]] = deque(maxlen=SLICES)
+        self._slices: deque[tuple[float, Histogram]] = deque()  # The last minute, one a slice of time
+        self._older = Histogram()
 
     def add(self, duration: Duration, now: float) -> None:
         """Count a duration that ended at `now`."""
-        number = math.floor(now / SLICE_SECONDS)
+        number = now // SLICE_SECONDS
         if not self._slices or self._slices[-1][0] != number:
+            if len(self._slices) == SLICES:
+                self._older.merge(self._slices.popleft()[1])
             self._slices.append((number, Histogram()))
         self._slices[-1][1].add(duration)
 
+    def merge(self) -> Histogram:
+        """Return a histogram of all durations."""
+        return _merged([self._older, *(histogram for _, histogram in self._slices)])
+
     def merge_slices(self, now: float) -> Histogram:
         """Return a histogram of the durations that ended within the last `seconds_covered(now)` seconds."""
-        merged = Histogram()
-        oldest = math.floor(now / SLICE_SECONDS) - SLICES
-        for number, histogram in self._slices:
-            if number > oldest:
-                merged.merge(histogram)
-        return merged
+        oldest = now // SLICE_SECONDS - SLICES
+        return _merged(histogram for number, histogram in self._slices if number > oldest)
 
     @staticmethod
     def seconds_covered(now: float) -> float:
@@ -125,23 +129,21 @@ class Recent:
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
-@dataclass(slots=True)
-class Tally:
-    """A count, and a sum of nanoseconds."""
-
-    count: int = 0
-    ns: int = 0
-
-    def add(self, ns: int) -> None:
-        """Count an occurrence that took `ns` nanoseconds."""
-        self.count += 1
-        self.ns += ns
+def _merged(histograms: Iterable[Histogram]) -> Histogram:
+    whole = Histogram()
+    for each in histograms:
+        whole.merge(each)
+    return whole
 
 
 @dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class ServedInference:
-    """The times of an inference: `queued`, `total` (arrival to answer) in seconds; the worker's in ns."""
+    """The times of an inference: `queued`, `total` (arrival to answer) in seconds; the worker's in ns.
 
+    `engine` is the kind of engine that answered: "gpu", "cpu" or "gpu+cpu".
+    """
+
+    engine: str
     queued: float
     total: float
     input_ns: int
@@ -167,66 +169,61 @@ class Statistics:
     kernels: int = 0  # Executed for requests that were answered
     engines: Counter[str] = field(default_factory=Counter)  # Answers by kind of engine
     failures: Counter[str] = field(default_factory=Counter)  # Failed requests by the error's code
-    latency: Histogram = field(default_factory=Histogram)
+    latency: Recent = field(default_factory=Recent)
     queued: Histogram = field(default_factory=Histogram)
-    recent: Recent = field(default_factory=Recent)
-    success: Tally = field(default_factory=Tally)
-    fail: Tally = field(default_factory=Tally)
-    queue_ns: int = 0  # Sums over answered requests, as are the next three
-    input_ns: int = 0
+    failed_ns: int = 0  # Sum over failed requests
+    input_ns: int = 0  # Sums over answered requests, as are the next two
     infer_ns: int = 0
     output_ns: int = 0
-    above: tuple[Statistics, ...] = field(init=False)  # The `parent`, that of `parent`, and so on
+    # This object, its parent, and so on.
+    lineage: tuple[Statistics, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.above = () if self.parent is None else (self.parent, *self.parent.above)
+        self.lineage = (self, *(() if self.parent is None else self.parent.lineage))
+
+    @property
+    def served(self) -> int:
+        """The number of requests that an engine answered."""
+        return self.engines.total()
 
     def count_arrival(self) -> None:
         """Count a request that arrived."""
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.requests += 1
 
     def count_failure(self, code: str, ns: int) -> None:
         """Count a request that failed with an error of this code after `ns` nanoseconds."""
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.failures[code] += 1
-            each.fail.add(ns)
+            each.failed_ns += ns
 
     def count_served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """Count an inference that was answered, at `now` of a monotonic clock."""
         whole, queued = duration(inference.total), duration(inference.queued)
-        whole_ns, queued_ns = round(inference.total * 1e9), round(inference.queued * 1e9)
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.last_inference = wall_ms
             each.kernels += inference.launches
-            each.latency.add(whole)
+            each.engines[inference.engine] += 1
+            each.latency.add(whole, now)
             each.queued.add(queued)
-            each.recent.add(whole, now)
-            each.success.add(whole_ns)
-            each.queue_ns += queued_ns
             each.input_ns += inference.input_ns
             each.infer_ns += inference.infer_ns
             each.output_ns += inference.output_ns
 
-    def count_answer_of(self, engine: str) -> None:
-        """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
-        for each in (self, *self.above):
-            each.engines[engine] += 1
-
     def count_batch(self, requests: int) -> None:
         """Count `requests` requests that were run as one."""
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.batched_requests += requests
             each.batches += 1
 
     def count_retry(self) -> None:
         """Count a request that is run again because its worker failed."""
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.retries += 1
 
     def count_precondition(self) -> None:
         """Count a request with values that the compiled file does not accept."""
-        for each in (self, *self.above):
+        for each in self.lineage:
             each.preconditions += 1
 
     def triton(self, name: str, engine: str = "", device: str = "") -> ServedRequests:
@@ -235,12 +232,12 @@ class Statistics:
             name=name,
             version=VERSION,
             last_inference=self.last_inference,
-            inference_count=self.success.count,
-            execution_count=self.success.count - self.batched_requests + self.batches,
+            inference_count=self.served,
+            execution_count=self.served - self.batched_requests + self.batches,
             inference_stats=InferenceStatistics(
-                success=self._tally(self.success.ns),
-                fail=Tallied(count=self.fail.count, ns=self.fail.ns),
-                queue=self._tally(self.queue_ns),
+                success=self._tally(round(self.latency.merge().sum * 1e9)),
+                fail=Tallied(count=self.failures.total(), ns=self.failed_ns),
+                queue=self._tally(round(self.queued.sum * 1e9)),
                 compute_input=self._tally(self.input_ns),
                 compute_infer=self._tally(self.infer_ns),
                 compute_output=self._tally(self.output_ns),
@@ -251,10 +248,10 @@ class Statistics:
 
     def figures(self, now: float, uptime: float) -> Figures:
         """Return the statistics as Metrics shows them; times in seconds."""
-        recent, covered = self.recent.merge_slices(now), min(self.recent.seconds_covered(now), uptime)
+        recent, covered = self.latency.merge_slices(now), min(Recent.seconds_covered(now), uptime)
         return Figures(
             requests=self.requests,
-            served=self.success.count,
+            served=self.served,
             failures=dict(sorted(self.failures.items())),
             retries=self.retries,
             batches=self.batches,
@@ -262,7 +259,7 @@ class Statistics:
             engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
             device_seconds=self.infer_ns / 1e9,
-            latency=self.latency.summary(),
+            latency=self.latency.merge().summary(),
             queue_time=self.queued.summary(),
             recent=RecentFigures(
                 seconds=covered,
@@ -273,4 +270,4 @@ class Statistics:
 
     def _tally(self, ns: int) -> Tallied:
         """Return a sum of nanoseconds with the number of answered requests."""
-        return Tallied(count=self.success.count, ns=ns)
+        return Tallied(count=self.served, ns=ns)

@@ -585,7 +585,7 @@ def _describe(variant: ServedModel, wish: ShapeDemand | None, *, by_cpu: bool) -
         by_hand=manifest.by_hand,
         bytes=_stored_bytes(variant),
         loaded_bytes=_loaded_bytes(variant),
-        answered=variant.statistics.success.count,
+        answered=variant.statistics.served,
     )
 
 

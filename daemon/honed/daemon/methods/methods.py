@@ -27,7 +27,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.names import NOBODYS, Viewer, model_of, own_model_named, with_model_name
 from honed.daemon.transport.access import Policy
-from honed.daemon.transport.connection import Callbacks, WithDescriptors, Work
+from honed.daemon.transport.connection import WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
@@ -69,7 +69,7 @@ MAX_PROFILE_RUNS = 100
 P = TypeVar("P")
 R = TypeVar("R")
 _Handler = Callable[
-    ["Api", MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
+    ["Api", MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Driven[Any]
 ]
 _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
@@ -147,7 +147,6 @@ class Api:
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
             work = handler(call, with_model_name(params, field, nobodys))
-            assert isinstance(work, Coroutine | Driven)
             answer: R | WithDescriptors[R] | MetricsText | Map = await work
             return answer
         except HonedError as error:

@@ -42,8 +42,7 @@ class DecayedUsage:
 
     def add(self, seconds: float, now: float, half_life: float) -> None:
         """Add seconds that were spent."""
-        self.settle(now, half_life)
-        self.seconds += seconds
+        self.seconds, self.at = self.value(now, half_life) + seconds, max(self.at, now)
 
     def settle(self, now: float, half_life: float) -> None:
         """Apply the decay up to `now`, after which the half-life may change."""

@@ -163,8 +163,9 @@ class InFlightRequests:
     ) -> ResponseInfo:
         """Record the times of a run in the statistics, and return what the response reports of it."""
         ran = work.model or model
-        now, queued = time.monotonic(), work.started - arrived
+        now, queued, kind = time.monotonic(), work.started - arrived, ran.kind_on(work.engine)
         served = ServedInference(
+            engine=kind,
             queued=queued,
             total=now - arrived,
             input_ns=answer.input_ns,
@@ -175,8 +176,6 @@ class InFlightRequests:
         model.statistics.count_served(served, now, time.time_ns() // 1_000_000)
         if answer.lowered:
             self._lower(ran, answer.lowered)
-        kind = ran.kind_on(work.engine)
-        model.statistics.count_answer_of(kind)
         device = self._servers[work.engine].label
         return ResponseInfo(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 

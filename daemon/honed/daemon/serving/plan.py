@@ -19,6 +19,7 @@ from honed.daemon.worker.calls import (
     RunModel,
     RunTemplate,
     answer_too_large,
+    unpack_layout,
 )
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
@@ -150,15 +151,16 @@ class InferencePlan:
 
     def answer(self, ran: InferenceResult, name: str, answered: ResponseInfo) -> Map:
         """Return the result of ModelInfer, as a map to send, for a request with the `id` `name`."""
-        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
+        like = (ran.layout, answered.engine, answered.device)
         if like != self._answer[0]:
-            self._answer = like, strict.to_plain(self._result(ran, answered))
+            self._answer = like, strict.to_plain(self._result(ran.layout, answered))
         usual = self._answer[1]
         times = usual["parameters"] | {"queue_us": answered.queue_us, "compute_us": answered.compute_us}
         return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
-    def _result(self, ran: InferenceResult, answered: ResponseInfo) -> InferResult:
-        """Return the result without times, `id` and data, shared by runs with the same output shapes."""
+    def _result(self, layout: bytes, answered: ResponseInfo) -> InferResult:
+        """Return the result without times, `id` and data, shared by runs with the same layout of outputs."""
+        shapes, offsets = unpack_layout(layout)
         return InferResult(
             model_name=self.model,
             model_version=VERSION,
@@ -177,18 +179,20 @@ class InferencePlan:
                     shape=shape,
                     parameters=_place_map(place),
                 )
-                for (t, place), shape in zip(self._outputs_with_places(ran), ran.shapes, strict=True)
+                for (t, place), shape in zip(self._outputs_with_places(shapes, offsets), shapes, strict=True)
             ),
             raw_output_contents=(),
         )
 
-    def _outputs_with_places(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
+    def _outputs_with_places(
+        self, shapes: Iterable[tuple[int, ...]], offsets: Iterable[int]
+    ) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
         """Return the outputs, each with its place."""
         if self.room is None:
             return self.outputs
         return (
             (t, place if offset < 0 else self.room.part(offset, nbytes_of(t, shape)))
-            for (t, place), offset, shape in zip(self.outputs, ran.offsets, ran.shapes, strict=True)
+            for (t, place), offset, shape in zip(self.outputs, offsets, shapes, strict=True)
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from honed.daemon.aio import Driven
 from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.shared_memory import RegionTable
@@ -129,20 +130,7 @@ class Timer:
         self._callback()
 
 
-Done = Callable[[Any, BaseException | None], None]  # Takes a result, or an error
-
-
-class Callbacks(Protocol):
-    """The work of a request that runs by callbacks, without a task."""
-
-    def begin(self, done: Done) -> None:
-        """Start the work; `done` is called once, perhaps before this returns."""
-
-    def cancel(self) -> object:
-        """End the work with CancelledError, unless it has ended."""
-
-
-Work = Coroutine[Any, Any, Any] | Callbacks
+Work = Coroutine[Any, Any, Any] | Driven[Any]
 
 
 class Handler(Protocol):
@@ -186,7 +174,7 @@ class Connection:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._wire = _peer(limits)
-        self._tasks: dict[int, asyncio.Task[None] | Callbacks] = {}  # Unanswered requests by msgid
+        self._tasks: dict[int, asyncio.Task[None] | Driven[Any]] = {}  # Unanswered requests by msgid
         self._held = 0  # Bytes accounted to the peer's user
         self._to_be_read = False  # Waits for a turn to read
         self._asked = False  # Waits for a turn to handle messages
@@ -234,7 +222,7 @@ class Connection:
         for task in self._tasks.values():
             self._cancel(task)
 
-    def _cancel(self, task: asyncio.Task[None] | Callbacks) -> None:
+    def _cancel(self, task: asyncio.Task[None] | Driven[Any]) -> None:
         """Cancel a task once it has begun; one that has not would end without an answer."""
         self._loop.call_soon(task.cancel)
 
@@ -333,13 +321,14 @@ class Connection:
             self.end(fault.error, fault.msgid)
         if self._ending or self.closed:
             return
-        if event is not None and self._wire.buffered:
+        buffered = self._wire.buffered
+        if event is not None and buffered:
             self._ask()
-        if self.closed:
-            return
+            if self.closed:
+                return
         congested = self._is_congested()
         self._socket.read(not congested and not self._asked and not self._half_closed)
-        if congested or not self._wire.buffered:
+        if congested or not buffered:
             self._frame_timer.stop()
         else:
             self._frame_timer.start()
@@ -370,26 +359,25 @@ class Connection:
         )
 
     def _handle(self, event: Event) -> None:
-        match event:
-            case RequestReceived(msgid=msgid, descriptors=descriptors):
-                try:
-                    work = self._handler.start(self, event)
-                except HonedError as error:
-                    close_all(descriptors)
-                    self._wire.refuse(msgid, error)
-                    self._write()
-                    return
-                if isinstance(work, Coroutine):
-                    self._tasks[msgid] = self._loop.create_task(self._await(event, work))
-                else:
-                    self._tasks[msgid] = work
-                    work.begin(partial(self._answer, event))
-            case NotificationReceived(method="Cancel", params=params):
-                self.cancel(params.get("msgid"))
-            case _:
-                raise ProtocolError(
-                    InvalidArgument("clients send requests and Cancel notifications only; send one of these")
-                )
+        if isinstance(event, RequestReceived):
+            try:
+                work = self._handler.start(self, event)
+            except HonedError as error:
+                close_all(event.descriptors)
+                self._wire.refuse(event.msgid, error)
+                self._write()
+                return
+            if isinstance(work, Driven):
+                self._tasks[event.msgid] = work
+                work.begin(partial(self._answer, event))
+            else:
+                self._tasks[event.msgid] = self._loop.create_task(self._await(event, work))
+        elif isinstance(event, NotificationReceived) and event.method == "Cancel":
+            self.cancel(event.params.get("msgid"))
+        else:
+            raise ProtocolError(
+                InvalidArgument("clients send requests and Cancel notifications only; send one of these")
+            )
 
     async def _await(self, request: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
         """Do the work of a request and answer with its result or its error."""
@@ -462,7 +450,7 @@ class Connection:
             return
         self._held = held
         within = self._usage.change(self.peer.uid, change)
-        if self._usage.overfull and change > 0:
+        if change > 0 and self._usage.overfull:
             self._handler.overfull()
         if not within and change > 0 and not self._ending:
             self.end(

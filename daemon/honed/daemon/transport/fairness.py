@@ -35,34 +35,31 @@ class RoundRobin:
     def ask(self, owner: Hashable, work: Work) -> None:
         """Call `work` when it is the owner's turn, perhaps before this returns."""
         self._waiting.setdefault(owner, deque()).append(work)
-        if self._running:
-            return
-        self._left = min(self._budget, self._left + self._clock() - self._ended)  # The queue was empty
-        self._run()
-        if self._waiting and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next_iteration)
+        if not self._running:
+            begun = self._clock()
+            self._left = min(self._budget, self._left + begun - self._ended)  # The queue was empty
+            self._run(begun)
 
     def _next_iteration(self) -> None:
         self._scheduled = False
         self._left = self._budget
-        self._run()
-        if self._waiting and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next_iteration)
+        self._run(self._clock())
 
-    def _run(self) -> None:
+    def _run(self, begun: float) -> None:
         self._running = True
         try:
             while self._waiting and self._left > 0:
-                begun = self._clock()
                 try:
                     self._take()()
                 finally:
                     self._ended = self._clock()
                     self._left -= self._ended - begun
+                    begun = self._ended
         finally:
             self._running = False
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next_iteration)
 
     def _take(self) -> Work:
         """Remove and return the next work of the first owner, who then becomes the last."""

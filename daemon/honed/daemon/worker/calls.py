@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -186,21 +187,35 @@ class OutputSpec:
 
 @dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class InferenceResult:
-    """The inline outputs of a run, the shapes of all in the requested order, and the times of its stages.
+    """The inline outputs of a run, the packed layout of all outputs, and the times of its stages.
 
-    If the call has `room`, `offsets` holds each output's byte offset in it; -1 for those elsewhere.
-    `observed` are the sizes of partitions whose sizes depend on the data. `lowered` is the error of the
-    optimised session if the model now runs without optimisation.
+    `layout` is from `pack_layout`, and unpacked once for many runs. `observed` are the sizes of partitions
+    whose sizes depend on the data. `lowered` is the error of the optimised session if the model now runs
+    without optimisation.
     """
 
     raw: tuple[Data, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
+    layout: bytes
     input_ns: int
     infer_ns: int
     output_ns: int
     observed: tuple[ObservedSizes, ...] = ()
     lowered: str = ""
+
+
+def pack_layout(shapes: Sequence[Sequence[int]], offsets: Sequence[int]) -> bytes:
+    """Return the encoded layout of outputs: their shapes in the requested order, and their places.
+
+    `offsets` are bytes from the start of the call's `room`; -1 for outputs elsewhere.
+    """
+    packed: bytes = msgpack.packb((shapes, offsets))
+    return packed
+
+
+def unpack_layout(layout: bytes) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the shapes and offsets of a layout from `pack_layout`."""
+    shapes, offsets = msgpack.unpackb(layout)
+    return [tuple(shape) for shape in shapes], offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

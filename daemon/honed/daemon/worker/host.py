@@ -63,6 +63,7 @@ from .calls import (
     StepResult,
     WarmUp,
     answer_too_large,
+    pack_layout,
 )
 from .turns import CallUnderWay, Turns
 
@@ -375,8 +376,7 @@ class Host(RpcServer, ABC):
         ended = time.monotonic_ns()
         result = InferenceResult(
             raw=(),
-            shapes=(),
-            offsets=(),
+            layout=pack_layout((), ()),
             lowered=self.take_lowering(call.run.key),
             input_ns=begun - start,
             infer_ns=ended - begun,
@@ -431,8 +431,7 @@ class Host(RpcServer, ABC):
         done = time.monotonic_ns()
         return InferenceResult(
             raw=tuple(inline),
-            shapes=tuple(computed[output.name].shape for output in asked.outputs),
-            offsets=offsets,
+            layout=pack_layout([computed[output.name].shape for output in asked.outputs], offsets),
             observed=observed,
             lowered=self.take_lowering(call.key),
             input_ns=begun - start,
@@ -442,7 +441,7 @@ class Host(RpcServer, ABC):
 
     def _deliver(
         self, computed: dict[str, Array], template: RunTemplate
-    ) -> tuple[list[memoryview], tuple[int, ...]]:
+    ) -> tuple[list[memoryview], list[int]]:
         """Write outputs to their places, or to the request's shared memory, and return the others.
 
         Also returns each output's offset in that shared memory, -1 if it is not there. Raises AnswerTooLarge
@@ -453,14 +452,14 @@ class Host(RpcServer, ABC):
         room = self._place(template.room) if template.room is not None else _NO_ROOM
         used = unplaced = 0
         for output in template.outputs:
-            offset = -1
-            if is_text(computed[output.name]):
-                inline.append(memoryview(encode_text(computed[output.name])))
+            value, offset = computed[output.name], -1
+            if is_text(value):
+                inline.append(memoryview(encode_text(value)))
                 offsets.append(offset)
                 continue
-            data = computed[output.name].reshape(-1).view(np.uint8)
+            data = value.reshape(-1).view(np.uint8)
             if output.place is not None:
-                self._write_place(output, output.place, computed[output.name].shape, data)
+                self._write_place(output, output.place, value.shape, data)
             elif data.size and used + data.size <= room.size:
                 room[used : used + data.size] = data
                 offset, used = used, -(-(used + data.size) // ROOM_ALIGN) * ROOM_ALIGN
@@ -472,7 +471,7 @@ class Host(RpcServer, ABC):
         if whole > template.max_bytes:
             # Text cannot be in shared memory
             raise answer_too_large(whole, template.max_bytes, used + unplaced if unplaced else 0)
-        return inline, tuple(offsets)
+        return inline, offsets
 
     def _write_place(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
         target = self._place(place)

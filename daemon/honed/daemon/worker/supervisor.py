@@ -33,7 +33,7 @@ from .calls import FindDevice, MapRegion, OpenDevice, Ping, WorkerCall
 from .shared_memory import HeldRegion
 
 # Answers hold the outputs of an inference, whose size is limited before it runs (`serving/plan.py`).
-FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
+FRAMES = FrameLimits(max_bytes=1 << 30, max_depth=512, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

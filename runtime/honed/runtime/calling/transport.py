@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
@@ -12,7 +13,8 @@ from honed.protocol.peer import Peer
 from honed.protocol.wire import FrameLimits
 
 SYSTEM_SOCKET = "/run/honed/honed.sock"
-_ANSWERS = FrameLimits(max_bytes=1 << 30)
+_TIMEVAL = struct.Struct("ll")  # Fields of struct timeval
+_ANSWERS = FrameLimits(max_bytes=1 << 30, max_depth=512)
 _REQUESTS = FrameLimits()
 
 
@@ -24,11 +26,15 @@ def client_peer() -> Peer:
 def connect(path: str, timeout: float | None) -> socket.socket:
     """Return a socket connected to the service; raise Unavailable or PermissionDenied if it cannot connect.
 
-    `timeout` is in seconds, for connecting and for every later operation of the socket; None: no limit.
+    `timeout` is in seconds, for connecting and for each later write, which then raises BlockingIOError; None:
+    no limit.
     """
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connecting.settimeout(timeout if timeout is None else max(timeout, 1e-3))  # 0 would never block
+        if timeout is not None:  # The kernel's limit; Python's would poll before each operation
+            micros = max(1000, round(timeout * 1e6))  # 0 would set no limit
+            limit = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         connecting.connect(path)
     except OSError as error:
         connecting.close()
