@@ -26,7 +26,7 @@ def test_its_task_goes_on_within_a_callback_that_ends_it() -> None:
     async def main() -> None:
         loop, seen = asyncio.get_running_loop(), list[str]()
         for error in (None, ValueError()):
-            ending = Ending()
+            ending = Ending(asyncio.get_running_loop())
             task = asyncio.ensure_future(waits(ending, seen))
             await asyncio.sleep(0)
 
@@ -45,7 +45,7 @@ def test_its_task_goes_on_within_a_callback_that_ends_it() -> None:
 
 def test_a_task_that_ends_it_is_not_interrupted() -> None:
     async def main() -> None:
-        ending, seen = Ending(), list[str]()
+        ending, seen = Ending(asyncio.get_running_loop()), list[str]()
         task = asyncio.ensure_future(waits(ending, seen))
         await asyncio.sleep(0)
         ending.end()
@@ -58,7 +58,7 @@ def test_a_task_that_ends_it_is_not_interrupted() -> None:
 
 def test_a_task_that_is_cancelled_goes_on_in_the_next_turn() -> None:
     async def main() -> None:
-        ending, seen = Ending(), list[str]()
+        ending, seen = Ending(asyncio.get_running_loop()), list[str]()
         task = asyncio.ensure_future(waits(ending, seen))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_soon(task.cancel)

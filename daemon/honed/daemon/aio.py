@@ -59,8 +59,8 @@ class Ending:
 
     __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_waiting", "ended")
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._asyncio_future_blocking = False
         self._waiting: tuple[Callable[[Any], object], contextvars.Context | None] | None = None
         self._error: BaseException | None = None

@@ -319,7 +319,6 @@ class SocketLink:
                 raise ConnectionResetError
             while (event := self._peer.next_event()) is not None:
                 self._deliver(event)
-            self._changed.notify_all()
 
     def _deliver(self, event: Event) -> None:
         match event:

@@ -167,9 +167,8 @@ def test_a_plan_holds_nothing_of_one_request(regions: RegionTable) -> None:
     data, name = [memoryview(bytes(each)) for each in RAW], "an id"
     plan = planned(regions, id=name, raw_input_contents=data)
     outputs = [bytes(10), b""]
-    ran = InferenceResult(
-        raw=tuple(outputs), shapes=((5,), (0, 2)), offsets=(), input_ns=0, infer_ns=2000, output_ns=0
-    )
+    layout = pack_layout([(5,), (0, 2)], [])
+    ran = InferenceResult(raw=tuple(outputs), layout=layout, input_ns=0, infer_ns=2000, output_ns=0)
     plan.check_data(data)
     answer = plan.answer(ran, name, ResponseInfo(1, 2, "gpu"))
     assert (answer["id"], answer["raw_output_contents"]) == (name, outputs)
@@ -184,7 +183,7 @@ def test_answers_of_other_shapes_and_engines_are_told_apart(regions: RegionTable
 
     def told(size: int, engine: str) -> tuple[list[int], str, str]:
         ran = InferenceResult(
-            raw=(), shapes=((size,), (0, 2)), offsets=(), input_ns=0, infer_ns=0, output_ns=0
+            raw=(), layout=pack_layout([(size,), (0, 2)], []), input_ns=0, infer_ns=0, output_ns=0
         )
         answer = plan.answer(ran, "", ResponseInfo(1, 2, engine, f"device of {engine}"))
         parameters = answer["parameters"]

@@ -248,7 +248,10 @@ class Leasing:
         return readings, decide(readings, self._settings, now, self._decision)
 
     def _is_tuner(self, peer: int) -> bool:
-        return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
+        for tuner in self._tuners.values():
+            if tuner.peer.pid == peer:
+                return peer > 0
+        return False
 
     def _forget(self, number: int) -> None:
         actions = self._lease.forget(number, time.monotonic())

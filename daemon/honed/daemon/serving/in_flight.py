@@ -93,6 +93,7 @@ class InFlightRequests:
         self._calls: dict[int, tuple[str, int]] = {}  # Running calls: engine and call, by request
         self._long = DeadlineWatch(self._lasts)
         self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
 
     async def infer(
         self,
@@ -207,7 +208,7 @@ class InFlightRequests:
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
         """Return the answers of the worker; raise DeadlineExceeded after `timeout` seconds."""
-        done = Ending()
+        done = Ending(self._loop)
         work.on_end = lambda _, error: done.end(error)
         self.begin(client, model, priority, timeout, work)
         try:

@@ -34,6 +34,9 @@ class Credentials:
 
 
 _ALL = frozenset(Permission)
+_OUTSIDER = frozenset({Permission.ANYONE})
+_INFERRING = frozenset({Permission.INFER, Permission.OWN})
+_SHARING = frozenset({Permission.HINTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +52,12 @@ class Policy:
         """Return the rights of a peer: the kinds of methods that it may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
             return _ALL
-        rights = {Permission.ANYONE}
+        rights = _OUTSIDER
         if self.infer_gid in peer.gids:
-            rights |= {Permission.INFER, Permission.OWN}
+            rights |= _INFERRING
         if self.hints_gid in peer.gids:
-            rights |= {Permission.HINTS}
-        return frozenset(rights)
+            rights |= _SHARING
+        return rights
 
     def viewer(self, peer: Credentials) -> Viewer:
         """Return the peer as a viewer, which decides which models it sees."""

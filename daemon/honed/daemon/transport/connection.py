@@ -293,7 +293,6 @@ class Connection:
             elif self._ending:
                 self._socket.read(True)
             else:
-                self._account()
                 self._process()
 
     def _ask(self) -> None:
@@ -308,6 +307,7 @@ class Connection:
     def _process(self) -> None:
         """Handle the next whole message in the buffer, if the client's limits allow another."""
         self._asked = False
+        self._account()
         if self._ending or self.closed:
             return
         event: Event | None = None
@@ -332,7 +332,6 @@ class Connection:
             self._frame_timer.stop()
         else:
             self._frame_timer.start()
-        self._account()
 
     def _half_close(self) -> None:
         """Stop reading from a client that sends no more; close after its last answer, or when it is gone."""
@@ -374,6 +373,7 @@ class Connection:
                 self._tasks[event.msgid] = self._loop.create_task(self._await(event, work))
         elif isinstance(event, NotificationReceived) and event.method == "Cancel":
             self.cancel(event.params.get("msgid"))
+            self._account()
         else:
             raise ProtocolError(
                 InvalidArgument("clients send requests and Cancel notifications only; send one of these")

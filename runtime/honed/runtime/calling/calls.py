@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import uuid
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from .steps import RpcRequest, RpcSteps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # Seconds for the service's own DEADLINE_EXCEEDED to arrive
+_SWAPPED: Final = ">" if sys.byteorder == "little" else ">="  # Byte orders that are not little-endian
 _NOT_LENT: Final = contextlib.nullcontext()
 _KNOWN: Final = 64  # Templates that are remembered
 
@@ -365,7 +367,10 @@ def unregister(region: Region) -> RpcRequest:
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
     """Return the arrays in the layout of messages: dense, row-major, little-endian."""
     dense = {name: np.asarray(value, order="C") for name, value in inputs.items()}
-    return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
+    for name, array in dense.items():
+        if array.dtype.byteorder in _SWAPPED:
+            dense[name] = array.astype(array.dtype.newbyteorder("<"))
+    return dense
 
 
 class Asking(NamedTuple):
