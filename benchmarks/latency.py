@@ -173,7 +173,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """Return the time of a process's threads, by its clock (clock_getcpuclockid(3)), finer than /proc."""
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -185,7 +185,7 @@ def _spent(pid: int) -> np.ndarray:
         found = [line.split()[1] for line in status.read_text().splitlines() if "_ctxt_switches" in line]
         switches += sum(map(int, found))
     faults = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
-    return np.array([_processor_seconds(pid), switches, faults])
+    return np.array([processor_seconds(pid), switches, faults])
 
 
 def _proportional_mib(pid: int) -> float:

@@ -109,12 +109,19 @@ class EncodedRequest(PreparedRequest):
             if told != read[0]:
                 read = self._read = told, [*map(self._output, told)]
             contents = iter(result["raw_output_contents"])
-            arrays = {output.name: self._array(output, contents) for output in read[1]}
+            arrays = {
+                each.name: self._array(each, contents) if each.place is None else each.place
+                for each in read[1]
+            }
             engine, device = str(parameters["engine"]), str(parameters.get("device", ""))
             queue_us, compute_us = int(parameters["queue_us"]), int(parameters["compute_us"])
         except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
             raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
-        outputs = {name: self._deliver(name, array, into.get(name)) for name, array in arrays.items()}
+        outputs = {
+            # An array of frombuffer is read-only
+            name: self._deliver(name, array, into[name]) if name in into else array.copy()
+            for name, array in arrays.items()
+        }
         return InferenceResponse(outputs, engine, queue_us, compute_us, device)
 
     def _output(self, output: Map) -> _Output:
@@ -127,18 +134,14 @@ class EncodedRequest(PreparedRequest):
         return _Output(name, kind, shape, place)
 
     def _array(self, output: _Output, contents: Iterator[bytes]) -> NDArray[Any]:
-        """Return an output as it arrived, possibly a read-only view of the message."""
-        _, kind, shape, place = output
-        if place is not None:
-            return place
+        """Return an output that was sent, possibly a read-only view of the message."""
+        _, kind, shape, _ = output
         if kind is STRING:
             return decode_text(next(contents), shape)
         return np.frombuffer(next(contents), kind.numpy).reshape(shape)
 
-    def _deliver(self, name: str, array: NDArray[Any], target: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the output in the caller's array for it, or else in a new array."""
-        if target is None:
-            return array.copy()  # An array of frombuffer is read-only
+    def _deliver(self, name: str, array: NDArray[Any], target: NDArray[Any]) -> NDArray[Any]:
+        """Return the output in the caller's array for it."""
         if target.shape != array.shape or target.dtype != array.dtype:
             raise InvalidArgument(
                 f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
