@@ -2,9 +2,9 @@
 
 python -m benchmarks.forms MODEL.onnx... [--room N] [--kernels]
 
-A step of one token and one of 64, with half of the room taken, by kernels that need no trial and by ONNX
-Runtime with its defaults, in turns: medians, the ratio, and how far the logits are apart. With `--kernels`,
-where the time of a form goes.
+A step of one token and the longest that the device has a form for, with half of the room taken, by kernels
+that need no trial and by ONNX Runtime with its defaults, in turns: medians, the ratio, and how far the logits
+are apart. With `--kernels`, where the time of a form goes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import numpy as np
 import onnxruntime
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_of
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_of, longest_chunk
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 
 from .running import Arrays, apart, first_served, in_turns, normalised, ready
 
-_TOKENS = (1, 64)
 _TURNS = 30
 _VOCABULARY = 100  # Made-up tokens are below
 
@@ -40,8 +39,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     for path in options.models:
         known = decoder_in(path)
-        for tokens in _TOKENS:
-            for line in _lines(path, known, DecoderBucket(tokens, options.room), kernels=options.kernels):
+        for tokens in (1, longest_chunk(select(None).profile)):
+            form = DecoderBucket(tokens, max(options.room, 2 * tokens))
+            for line in _lines(path, known, form, kernels=options.kernels):
                 print(line, flush=True)
 
 

@@ -12,8 +12,8 @@ With `--by-task`, instead of the comparison, each task's limit, and how far the 
 limit is arithmetic at the peak for halves or memory, with each of the function's values moved once, whichever
 takes longer, and the launches of its kernels.
 
-With `--decoder FILE...` the models are decoders (`benchmarks.decoders`) compiled for one token and for 64,
-with room for 512.
+With `--decoder FILE...` the models are decoders (`benchmarks.decoders`) compiled for one token and for the
+most that a run has, with room for 512.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forms import decoder_in
-from honed.daemon.features.decoding import DecoderBucket
+from honed.daemon.features.decoding import DecoderBucket, longest_chunk
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
@@ -52,7 +52,7 @@ from .draws import draws
 from .tasks import profile
 
 _MODELS = Path(__file__).parents[2] / "tests/models"
-_TOKENS, _ROOM = (1, 64), 512
+_ROOM = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +252,7 @@ def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
     """Yield the compiled shapes of decoders with their tasks."""
     for path in decoders:
         known = decoder_in(path)
-        for form in (DecoderBucket(tokens, _ROOM) for tokens in _TOKENS):
+        for form in (DecoderBucket(tokens, _ROOM) for tokens in (1, longest_chunk(profile()))):
             name = f"{path.parent.name}, {form.tokens}"
             yield name, list(extract(path, known.shapes(form), "fp16", profile()).tasks)
 

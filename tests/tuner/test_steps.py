@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
+from honed.daemon.features.decoding import (
+    DecoderBucket,
+    DecoderModel,
+    TokenChunk,
+    decoder_of,
+    forms_for,
+    pieces,
+)
 from honed.daemon.worker.calls import RunModel, RunStep, RunTemplate, StateTensorSpec
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import DeviceSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.execution import memory
 from honed.runtime.execution.executor import Executor, load
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.lower.schedule import default_kernels
@@ -119,6 +128,14 @@ class Sequence:
         """Run tokens by both, and compare."""
         self.compare(self.asked(form, ids), ids)
 
+    def step_to_last(self, form: Executor, ids: Array) -> None:
+        """Run tokens by both, and compare the row of the last."""
+        call, inputs = self.given(form, ids)
+        call = replace(call, last_token=("logits",))
+        outputs, self.rows, _ = self._sequences.step(form, call, inputs)
+        assert outputs["logits"].shape == (1, 1, VOCABULARY)
+        np.testing.assert_allclose(outputs["logits"], self._app.step(ids)[:, -1:], rtol=0, atol=TOLERANCE)
+
     def compare(self, found: tuple[dict[str, Array], int, int], ids: Array) -> None:
         """Compare what a step gave with ONNX Runtime's answer."""
         outputs, self.rows, nbytes = found
@@ -129,8 +146,8 @@ class Sequence:
 
     def generate(self, compiled: Callable[[DecoderBucket], Executor], ids: Array) -> Array:
         """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
-        found = []
-        for piece in pieces(StepSize(1, ids.shape[1], self.rows)):
+        found, step = [], StepSize(1, ids.shape[1], self.rows)
+        for piece in pieces(step, forms_for(step, 64)[0]):
             outputs, self.rows, _ = self.asked(
                 compiled(piece.form), ids[:, piece.start : piece.start + piece.count]
             )
@@ -206,6 +223,22 @@ def test_sequences_share_a_form(path: Path, known: DecoderModel, forms: dict[int
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
             each.step(forms[CHUNK if length > 1 else 1], prompt(length, 7 * at + each.number))
+
+
+@pytest.mark.parametrize("copied", [0, 1 << 30])
+def test_the_row_of_the_last_token_alone_is_read(
+    copied: int,
+    path: Path,
+    known: DecoderModel,
+    forms: dict[int, Executor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_COPIED_BYTES", copied)  # Larger buffers are mapped
+    one = Sequence(1, path, known, DeviceSequences())
+    for length in (CHUNK, 3, 1):
+        one.step_to_last(forms[CHUNK], prompt(length, length))
+    one.step(forms[CHUNK], prompt(2))
+    one.step_to_last(forms[1], prompt(1))
 
 
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -19,12 +20,24 @@ import pytest
 
 from honed.cpu.session import BoundSession, Session, running_now
 from honed.cpu.steps import CpuSequences
-from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
+from honed.daemon.features.decoders import Decoders
+from honed.daemon.features.decoding import (
+    DecoderBucket,
+    DecoderModel,
+    TokenChunk,
+    decoder_of,
+    forms_for,
+    longest_chunk,
+    pieces,
+)
+from honed.daemon.settings.schema import Limits, VariantSettings
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
 from honed.daemon.worker.host import likeliest
 from honed.daemon.worker.step_inputs import StepSize, values_of
+from honed.machine.devices import rules_for
+from honed.machine.families import FAMILIES
 from honed.onnxfile.reading import MISLED
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import SequenceOptions
@@ -39,6 +52,7 @@ from honed.runtime.errors import (
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
 from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder, grouped
+from tests.runtime.builder import PROFILE
 
 CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
 
@@ -98,10 +112,86 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     assert (own.axis, own.set_once, cross.axis, cross.set_once) == (2, False, -1, True)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "past", "longest", "forms"),
+    [
+        (1, 600, 256, [(1, 1024)]),
+        (65, 0, 64, [(64, 256)]),
+        (64, 0, 256, [(64, 256)]),  # A run for longer prompts would be mostly padding
+        (65, 0, 128, [(128, 256), (64, 256)]),
+        (65, 0, 256, [(256, 512), (128, 256), (64, 256)]),
+        (300, 0, 256, [(256, 512), (128, 512), (64, 512)]),
+        (200, 1792, 256, [(256, 2048), (128, 2048), (64, 2048)]),
+        (140, 1800, 256, [(64, 2048)]),  # The padding of longer runs has no room
+        (200, 1857, 256, []),
+    ],
+)
+def test_a_prompt_has_the_longest_runs_that_the_device_and_the_room_allow(
+    tokens: int, past: int, longest: int, forms: list[tuple[int, int]]
+) -> None:
+    step = StepSize(1, tokens, past)
+    assert [*forms_for(step, longest)] == forms
+    for form in forms_for(step, longest):
+        cut = pieces(step, form)
+        assert all(piece.count == form.tokens for piece in cut[:-1])
+        assert [piece.before for piece in cut] == [past + piece.start for piece in cut]
+        assert cut[-1].start + cut[-1].count == tokens
+        assert cut[-1].before + form.tokens <= form.capacity
+
+
+@pytest.mark.parametrize(
+    ("family", "units", "tokens"), [("cpu", 128, 64), ("mali", 4, 128), ("gpu", 20, 128), ("gpu", 132, 256)]
+)
+def test_devices_with_many_compute_units_have_longer_runs(family: str, units: int, tokens: int) -> None:
+    limits = dataclasses.replace(PROFILE.limits, compute_units=units)
+    profile = dataclasses.replace(PROFILE, limits=limits, rules=rules_for(FAMILIES[family], limits))
+    assert (longest_chunk(profile), longest_chunk(None)) == (tokens, 64)
+
+
+@pytest.mark.parametrize(
+    ("serving", "failed", "chosen", "counted"),
+    [
+        ([], [], None, [256]),
+        ([64], [], 64, [256, 64]),  # As earlier versions compiled it
+        ([64, 256], [], 256, [256]),
+        ([], [256], None, [128]),
+        ([], [256, 128], None, [64]),
+        ([64], [256], 64, [128, 64]),
+        ([], [256, 128, 64], None, []),
+    ],
+)
+def test_runs_of_fewer_tokens_serve_while_longer_ones_are_missing(
+    serving: list[int], failed: list[int], chosen: int | None, counted: list[int]
+) -> None:
+    known = decoder_of(OPTIMUM, {})
+    assert known is not None
+    forms = forms_for(StepSize(1, 300, 0), 256)
+    names = {known.variant("m", form): form for form in forms}
+    entry, requested = SimpleNamespace(name="m"), list[str]()
+    compared = SimpleNamespace(manifest=SimpleNamespace(decision=SimpleNamespace(times=())))
+    log = SimpleNamespace(
+        count_requests=lambda _, name, shapes: requested.append(name),
+        wishes=lambda *_: [SimpleNamespace(name=n, failed=names[n].tokens in failed) for n in names],
+    )
+    decoders = Decoders(
+        sequencer=cast(Any, None),
+        registry=cast(Any, None),
+        pool=cast(Any, None),
+        leasing=cast(Any, None),
+        usage_log=cast(Any, log),
+        limits=Limits(),
+        maker=cast(Any, SimpleNamespace(under=lambda _: "")),
+        settings=VariantSettings,
+    )
+    call = SimpleNamespace(
+        entry=entry, runner=lambda _, name: compared if names[name].tokens in serving else entry
+    )
+    found = decoders._choose_form(cast(Any, call), known, forms)
+    assert (found and found[0].tokens) == chosen
+    assert [names[name].tokens for name in requested] == counted
+
+
 def test_forms_have_the_room_asked_for() -> None:
-    assert [piece.form for piece in pieces(StepSize(1, 65, 0))] == [DecoderBucket(64, 256)] * 2
-    assert [piece.form for piece in pieces(StepSize(1, 65, 0), 512)] == [DecoderBucket(64, 512)] * 2
-    assert [piece.form for piece in pieces(StepSize(1, 1, 600), 512)] == [DecoderBucket(1, 1024)]
     known = decoder_of(OPTIMUM, {})
     assert known is not None
     assert [*known.shapes(DecoderBucket(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
@@ -831,12 +921,20 @@ def test_forms_that_are_asked_for_often_run_sequences(
 @pytest.mark.service
 @pytest.mark.opencl
 @pytest.mark.tvm
-@pytest.mark.parametrize("inputs", [{"mask": False, "positions": False}, {"positions": False}])
+@pytest.mark.parametrize(
+    ("inputs", "lengths_of_runs"),
+    [({"mask": False, "positions": False}, [64]), ({"positions": False}, [64, 128])],
+)
 def test_prompts_around_every_boundary_of_forms_that_are_told_little(
-    inputs: dict[str, bool], start_service: Callable[..., Service], tmp_path: Path
+    inputs: dict[str, bool],
+    lengths_of_runs: list[int],
+    start_service: Callable[..., Service],
+    tmp_path: Path,
 ) -> None:
     config = f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}'
-    service = start_service(config=config, patch=CPU_FASTER)
+    longest = f"decoders.longest_chunk = lambda _: {lengths_of_runs[-1]}\n"
+    patch = f"{CPU_FASTER}from honed.daemon.features import decoders\n{longest}"
+    service = start_service(config=config, patch=patch)
     made = decoder(tmp_path / "dec.onnx", layers=1, **inputs)
     lengths = (1, 2, 63, 64, 65, 127, 129, 191, 192, 193, 250)
     with service.client(timeout=None) as client:
@@ -844,18 +942,19 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         assert "no compiled form runs its steps yet" in client.show("dec")["forms"]
         for length in lengths:
             run(client, made, length, 3)
-        names = [variant_name(made, form) for form in (DecoderBucket(1, 256), DecoderBucket(64, 256))]
+        names = [variant_name(made, DecoderBucket(tokens, 256)) for tokens in (1, *lengths_of_runs)]
         with pytest.raises(Unavailable, match="no compiled form that could be pinned: its state grows"):
             client.pin("dec", engine="gpu")
-        for name in names:
+        for name in names[:2]:
             wait_for(lambda name=name: variant_of(client, name), name, service)
         said = client.show("dec")["forms"]
-        for size in ("1 token", "64 tokens"):
-            assert f"not with {size} with up to 256 rows of state: the CPU engine is faster: compiled" in said
+        rest = [f"{tokens} tokens with up to 256" for tokens in lengths_of_runs]
+        for size in ("1 token with up to 256", rest[0]):
+            assert f"{size} rows of state: the CPU engine is faster: compiled" in said
         for _ in range(3):
             assert set(run(client, made, 255, 6)) == {"cpu"}
         said = client.show("dec")["forms"]
-        assert "not with 1 token with up to 512, 64 tokens with up to 512, " in said
+        assert "1 token with up to 512, 64 tokens with up to 512, " in said
         assert "rows of state: those compiled so far are slower on this processor" in said
         client.pin("dec", engine="gpu")
         run(client, made, 129, 3)  # Loads the forms
@@ -864,7 +963,7 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         for length in lengths:
             assert set(run(client, made, length, 3)) == {"gpu"}
         said = client.show("dec")["forms"]
-        assert said.startswith("compiled forms run 1 token with up to 256, 64 tokens with up to 256")
+        assert said.startswith(", ".join(["compiled forms run 1 token with up to 256", *rest]))
         # The form for a prompt is not there yet, that for the tokens behind it is: its state moves.
         name = variant_name(made, DecoderBucket(1, 512))
         for _ in range(3):

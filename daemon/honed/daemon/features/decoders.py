@@ -58,7 +58,17 @@ from honed.protocol.strict import Map
 from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
 
-from .decoding import CAPACITIES, FORMS, DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces, rows_of
+from .decoding import (
+    CAPACITIES,
+    FORMS,
+    DecoderBucket,
+    DecoderModel,
+    TokenChunk,
+    decoder_of,
+    forms_for,
+    longest_chunk,
+    rows_of,
+)
 from .form_trials import FormTrial
 from .sequences import (
     LiveSequence,
@@ -332,14 +342,16 @@ class Decoders(Feature):
     ) -> list[tuple[TokenChunk, StepResult]]:
         """Run a step where its sequence's state lies, or move that; return the chunks by compiled shapes."""
         entry, alike, step = call.entry, steps.alike, steps.step
-        cut = pieces(step) if decoder.has_forms and not alike.no_forms else ()
-        self._note(entry.name, step, alike.no_forms or ("" if cut else _TOO_LONG))
-        forms = self._forms(call, decoder, cut)
-        if forms and step.past and not sequence.on_device:
-            forms = forms if await self._move_to_device(sequence, entry, decoder, step) else {}
-        if forms:
+        usable = decoder.has_forms and not alike.no_forms
+        longest = longest_chunk(self.pool.device_of(entry).supervisor.profile)
+        forms = forms_for(step, longest) if usable else ()
+        self._note(entry.name, step, alike.no_forms or ("" if forms else _TOO_LONG))
+        chosen = self._choose_form(call, decoder, forms)
+        if chosen is not None and step.past and not sequence.on_device:
+            chosen = chosen if await self._move_to_device(sequence, entry, decoder, step) else None
+        if chosen is not None:
             with suppress(PreconditionBroken):  # Then ONNX Runtime runs it
-                found = await steps.by_forms(forms)
+                found = await steps.by_form(*chosen)
                 sequence.on_device = True
                 return found
         if sequence.on_device and step.past:
@@ -350,19 +362,29 @@ class Decoders(Feature):
         sequence.on_device = False
         return []
 
-    def _forms(
-        self, call: FeatureRequest, decoder: DecoderModel, cut: Sequence[TokenChunk]
-    ) -> Mapping[DecoderBucket, ServedModel]:
-        """Return the variants that run the chunks, none if one is missing; count the requested shapes."""
-        found: dict[DecoderBucket, ServedModel] = {}
-        for form in {piece.form for piece in cut}:
-            shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
-            self.usage_log.count_requests(call.entry.name, name, shapes)
+    def _choose_form(
+        self, call: FeatureRequest, decoder: DecoderModel, forms: Sequence[DecoderBucket]
+    ) -> tuple[DecoderBucket, ServedModel] | None:
+        """Return the first of the compiled shapes that serves, with its variant; count what is requested.
+
+        That is the shape that serves, and the first before it that there may be.
+        """
+        entry, wished = call.entry, False
+        for form in forms:
+            shapes, name = decoder.shapes(form), decoder.variant(entry.name, form)
             runner = call.runner(shapes, name)
-            if runner is call.entry or runner.manifest.decision.times is None:
-                return {}
-            found[form] = runner
-        return found
+            serves = runner is not entry and runner.manifest.decision.times is not None
+            if serves or not (wished or self._has_failed(entry, name)):
+                self.usage_log.count_requests(entry.name, name, shapes)
+                wished = True
+            if serves:
+                return form, runner
+        return None
+
+    def _has_failed(self, entry: ServedModel, variant: str) -> bool:
+        """Return whether a compiled shape could not be compiled, as for want of memory."""
+        wishes = self.usage_log.wishes(entry.name, self.maker.under(entry))
+        return any(wish.failed for wish in wishes if wish.name == variant)
 
     async def _fetch_state(
         self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, step: StepSize

@@ -15,6 +15,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import StateTensorSpec
 from honed.daemon.worker.step_inputs import MASK_RANK, MASKS, StepSize, is_made, values_of
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InputTensor, PrepareParams
 from honed.runtime.compiled.model import ROWS_MASK
@@ -23,7 +24,9 @@ from honed.runtime.dtypes import dtype
 # Names of a decoder's token inputs; prefix of inputs that the worker keeps from the first request.
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _CONSTANT: Final = "encoder_"
-_CHUNK: Final = 64  # Tokens of a run of the compiled shapes for prompts
+# Tokens of a run of the compiled shapes for prompts. All devices have the shortest.
+_CHUNKS: Final = (64, 128, 256)
+_MANY_UNITS: Final = 64  # Compute units that even runs of 128 tokens leave idle in part
 _PART: Final = 256  # Tokens of a run by ONNX Runtime, if only the last token's outputs are requested
 CAPACITIES: Final = (256, 512, 1024, 2048)
 _POSITIONS: Final = "position_ids"
@@ -45,7 +48,10 @@ class DecoderBucket(NamedTuple):
         return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
 
 
-FORMS: Final = tuple(DecoderBucket(tokens, room) for room in CAPACITIES for tokens in (1, _CHUNK))
+# A comparison runs a compiled shape for prompts twice (`form_trials.py`).
+FORMS: Final = tuple(
+    DecoderBucket(tokens, room) for room in CAPACITIES for tokens in (1, *_CHUNKS) if 2 * tokens <= room
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +67,38 @@ class TokenChunk:
     count: int
 
 
-def pieces(step: StepSize, least: int = 0) -> tuple[TokenChunk, ...]:
-    """Return the runs that a request needs, of a compiled shape with a capacity of at least `least` rows.
+def longest_chunk(profile: DeviceProfile | None) -> int:
+    """Return the tokens of a run of the compiled shapes for long prompts on a device.
 
-    There are none if the sequence exceeds every capacity.
+    More tokens share each weight that is read and unpacked, and occupy more compute units. The units of a
+    processor are busy with the fewest.
     """
-    tokens = 1 if step.tokens == 1 else _CHUNK
-    starts = range(0, step.tokens, tokens)
-    # The last run may have more tokens than the request.
-    room = max(least, step.past + len(starts) * tokens)
-    capacity = next((size for size in CAPACITIES if size >= room), 0)
-    form = DecoderBucket(tokens, capacity)
+    if profile is None or profile.family.processor:
+        return _CHUNKS[0]
+    return _CHUNKS[2 if profile.limits.compute_units >= _MANY_UNITS else 1]
+
+
+def forms_for(step: StepSize, longest: int) -> tuple[DecoderBucket, ...]:
+    """Return the compiled shapes that can run a step, the one to compile first; none if it exceeds all.
+
+    Prompts longer than the shortest chunk have runs of `longest` tokens, or of fewer where these are not
+    compiled, or exceed the capacity: the last run may have more tokens than the request.
+    """
+    most = longest if step.tokens > _CHUNKS[0] else _CHUNKS[0]
+    found = list[DecoderBucket]()
+    for tokens in (1,) if step.tokens == 1 else reversed(_CHUNKS):
+        room = step.past + math.ceil(step.tokens / tokens) * tokens
+        form = next((form for form in FORMS if form.tokens == tokens and form.capacity >= room), None)
+        if form is not None and tokens <= most:
+            found.append(form)
+    return tuple(found)
+
+
+def pieces(step: StepSize, form: DecoderBucket) -> tuple[TokenChunk, ...]:
+    """Return the runs of a compiled shape that a request needs."""
     return tuple(
-        TokenChunk(form, step.past + start, start, min(tokens, step.tokens - start))
-        for start in (starts if capacity else ())
+        TokenChunk(form, step.past + start, start, min(form.tokens, step.tokens - start))
+        for start in range(0, step.tokens, form.tokens)
     )
 
 

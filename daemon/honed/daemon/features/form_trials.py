@@ -108,7 +108,7 @@ class FormTrial:
             for count in counts:
                 step = StepSize(1, count, before)
                 expected = await self._steps(0, step, cpu).by_file(self.entry)
-                found = await self._steps(0, step, self.device).by_forms({self.form: None})
+                found = await self._steps(0, step, self.device).by_form(self.form, None)
                 _, last = found[-1]
                 for at, output in enumerate(self.decoder.without_state.outputs):
                     # The last token depends on all others. A vocabulary of 150,000 takes long to compare.
@@ -125,7 +125,7 @@ class FormTrial:
                 await engine.step(SetSequence(sequence=self.numbers[level], rows=rows, tensors=held))
 
     async def _by_form(self, turn: int) -> ComparisonRun:
-        ran = [await steps.by_forms({self.form: None}) for steps in self._turn(turn, self.device)]
+        ran = [await steps.by_form(self.form, None) for steps in self._turn(turn, self.device)]
         return ComparisonRun(ns=sum(_ns(one) for found in ran for _, one in found))
 
     async def _by_file(self, cpu: Loader, turn: int) -> ComparisonRun:

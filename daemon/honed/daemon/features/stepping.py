@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -175,18 +175,18 @@ class Steps:
             ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past, ()))
         return ran
 
-    async def by_forms(
-        self, forms: Mapping[DecoderBucket, ServedModel | None]
+    async def by_form(
+        self, form: DecoderBucket, runner: ServedModel | None
     ) -> list[tuple[TokenChunk, StepResult]]:
-        """Run a step on the device in chunks by shapes of one capacity, and return the results.
+        """Run a step on the device in chunks by a compiled shape, and return the results.
 
         Raises PreconditionBroken if ONNX Runtime may run the step instead, as nothing has run.
         """
         found = []
-        for piece in pieces(self.step, min(form.capacity for form in forms)):
+        for piece in pieces(self.step, form):
             plan, call = self._plan(piece)
             try:
-                found.append((piece, await self.ask(forms[piece.form], plan, call)))
+                found.append((piece, await self.ask(runner, plan, call)))
             except PreconditionBroken as error:
                 if found:  # The state contains the first chunks, which ONNX Runtime would run again
                     raise InvalidArgument(str(error)) from error

@@ -7,7 +7,7 @@ capacities are separate models, between which a sequence moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,9 +29,14 @@ class StepExecutor(Protocol):
         """Return the bytes that a row takes in all growing tensors."""
 
     def step(
-        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
+        self,
+        inputs: Mapping[str, Array],
+        growing: tuple[Growth, ...],
+        rows: int,
+        count: int,
+        last: Collection[str] = (),
     ) -> dict[str, Array]:
-        """Run a step after `rows` rows, append `count` rows, and return the outputs."""
+        """Run a step after `rows` rows, append `count` rows, and return the outputs, of `last` one row."""
 
     def read_rows(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
         """Return the first `rows` rows of the growing tensors."""
@@ -68,7 +73,7 @@ class DeviceSequences:
         call.check_state(nbytes)
         sequence.rows = call.rows  # Drops rows of a request that failed after its run
         self._enter(sequence, form)
-        computed = form.step(inputs, sequence.growing, call.rows, call.count)
+        computed = form.step(inputs, sequence.growing, call.rows, call.count, call.last_token)
         sequence.rows = call.rows + call.count
         return computed, sequence.rows, nbytes
 

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -205,18 +205,24 @@ class Executor:
             return self._complete(inputs, self._infer(given, None))
 
     def step(
-        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
+        self,
+        inputs: Mapping[str, Array],
+        growing: tuple[Growth, ...],
+        rows: int,
+        count: int,
+        last: Collection[str] = (),
     ) -> dict[str, Array]:
         """Run on `inputs` and on the first `rows` rows of the state, which stays on the device.
 
-        Appends the first `count` new rows to the state. Returns the other outputs; raises as `run` does, and
-        InvalidArgument for a model whose outputs lack rows of the state.
+        Appends the first `count` new rows to the state. Returns the other outputs; of those in `last`, if
+        they are [1, tokens, ...], the row of the last of `count` tokens alone, [1, 1, ...]. Raises as `run`
+        does, and InvalidArgument for a model whose outputs lack rows of the state.
         """
         held = self._state_ports(growing)
         given = iter(memory.check_inputs(held.given, inputs))
         values = [None if port.name in held.names else next(given) for port in self._inputs.ports]
         with self._lock:
-            return self._infer(values, None, held, rows, count)
+            return self._infer(values, None, held, rows, count, last)
 
     def row_bytes(self, growing: tuple[Growth, ...]) -> int:
         """Return the size of a row of the state in bytes."""
@@ -362,6 +368,7 @@ class Executor:
         held: _HeldPorts | None = None,
         rows: int = 0,
         count: int = 0,
+        last: Collection[str] = (),
     ) -> dict[str, Array]:
         if self._unusable == "closed":
             raise InvalidArgument("this model was closed; load it again")
@@ -386,7 +393,10 @@ class Executor:
                 if held is not None:
                     held.append(rows, count)
                 ports = self._outputs.ports if held is None else held.made
-                with self._memory.read(queue, tuple(port.buffer for port in ports)) as arrays:
+                only = {
+                    port.buffer: count - 1 for port in ports if port.name in last and _has_rows(port, count)
+                }
+                with self._memory.read(queue, tuple(port.buffer for port in ports), only) as arrays:
                     _check_complete(events)
                     return {
                         port.name: memory.result(port, array)
@@ -413,6 +423,11 @@ def _opposite(value: Array) -> Array:
 def _together(maps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return all values by name; the first of several with one name."""
     return {name: value for each in reversed(maps) for name, value in each.items()}
+
+
+def _has_rows(port: Port, count: int) -> bool:
+    """Return whether a port is [1, n, ...], with n of at least 2 and of `count`."""
+    return port.shape[:1] == (1,) and len(port.shape) > 1 and port.shape[1] >= max(2, count)
 
 
 def _check_complete(events: list[Any]) -> None:

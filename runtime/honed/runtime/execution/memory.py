@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class DeviceMemory:
         self._described = list(model.buffers)
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
-        self._copies: dict[tuple[int, int, bool], Calls] = {}  # Copies by queue, buffer, direction
+        self._copies: dict[tuple[int, ...], Calls] = {}  # Copies by queue, buffer, direction and bytes
         self._context = context(device.cl)
         self._file = file
         self._resident = constants_of(model, model.steps)
@@ -123,18 +124,25 @@ class DeviceMemory:
             _unmap(queue, array)
 
     @contextmanager
-    def read(self, queue: Any, indices: tuple[int, ...]) -> Iterator[list[Array]]:
-        """Yield the contents of buffers, valid during the block, after one wait for all of `queue`."""
+    def read(
+        self, queue: Any, indices: tuple[int, ...], rows: Mapping[int, int] = MappingProxyType({})
+    ) -> Iterator[list[Array]]:
+        """Yield the contents of buffers, valid during the block, after one wait for all of `queue`.
+
+        Of the buffers in `rows`, which are [1, n, ...], that row alone is read, and yielded as [1, 1, ...].
+        """
         arrays: list[Array] = []
         mapped: list[Array] = []
         try:
             for index in indices:
                 if self._is_mapped(self._described[index]):
                     mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
-                    arrays.append(mapped[-1])
-                    continue
-                arrays.append(self._stage(queue, index))
-                self._copy(queue, index, inwards=False)
+                    array = mapped[-1]
+                else:
+                    array = self._stage(queue, index)
+                    self._copy(queue, index, inwards=False, row=rows.get(index))
+                row = rows.get(index)
+                arrays.append(array if row is None else array[:, row : row + 1])
             queue.finish()
             yield arrays
         finally:
@@ -159,14 +167,19 @@ class DeviceMemory:
         )
         return array
 
-    def _copy(self, queue: Any, index: int, *, inwards: bool) -> None:
+    def _copy(self, queue: Any, index: int, *, inwards: bool, row: int | None = None) -> None:
         """Enqueue a copy of a buffer's staging array to it, or (not `inwards`) back; raise DeviceError."""
         if not (nbytes := self._described[index].nbytes):
             return
-        key = queue.int_ptr, index, inwards
+        start = 0
+        if row is not None:
+            nbytes //= self._described[index].shape[1]
+            start = row * nbytes
+        key = queue.int_ptr, index, inwards, start, nbytes
         if key not in self._copies:
-            host = size(self._staging[index].ctypes.data)
-            args = handle(queue), handle(self.buffers[index]), 0, size(0), size(nbytes), host, 0, None, None
+            host = size(self._staging[index].ctypes.data + start)
+            ends = handle(queue), handle(self.buffers[index])
+            args = *ends, 0, size(start), size(nbytes), host, 0, None, None
             function = LOADER.clEnqueueWriteBuffer if inwards else LOADER.clEnqueueReadBuffer
             self._copies[key] = Calls([(function, args, "copy a tensor")])
         self._copies[key].make()
