@@ -81,17 +81,19 @@ def longest_chunk(profile: DeviceProfile | None) -> int:
 def forms_for(step: StepSize, longest: int) -> tuple[DecoderBucket, ...]:
     """Return the compiled shapes that can run a step, the one to compile first; none if it exceeds all.
 
-    Prompts longer than the shortest chunk have runs of `longest` tokens, or of fewer where these are not
-    compiled, or exceed the capacity: the last run may have more tokens than the request.
+    Prompts longer than the shortest chunk have runs of up to `longest` tokens. Because the last run may have
+    more tokens than are left, shorter runs can be fewer tokens in all.
     """
     most = longest if step.tokens > _CHUNKS[0] else _CHUNKS[0]
-    found = list[DecoderBucket]()
+    found = dict[DecoderBucket, int]()
     for tokens in (1,) if step.tokens == 1 else reversed(_CHUNKS):
-        room = step.past + math.ceil(step.tokens / tokens) * tokens
-        form = next((form for form in FORMS if form.tokens == tokens and form.capacity >= room), None)
-        if form is not None and tokens <= most:
-            found.append(form)
-    return tuple(found)
+        whole = math.ceil(step.tokens / tokens) * tokens
+        rooms = (form for form in FORMS if form.tokens == tokens and form.capacity >= step.past + whole)
+        if tokens <= most and (form := next(rooms, None)) is not None:
+            found[form] = whole
+    if longest == _CHUNKS[-1]:  # A shorter run takes such a device nearly as long
+        return tuple(found)
+    return tuple(sorted(found, key=found.__getitem__))
 
 
 def pieces(step: StepSize, form: DecoderBucket) -> tuple[TokenChunk, ...]:
