@@ -36,7 +36,7 @@ from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import packed_clocks, window_loads
-from honed.tuner.search.sketches.grouped import groups_of
+from honed.tuner.search.sketches.grouped import groups_of, units_of
 from honed.tuner.search.sketches.held import held_clocks
 from honed.tuner.search.sketches.one_row import one_row_of, shares_row
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
@@ -215,7 +215,7 @@ def _of_tables(one: _Function) -> _Schedules:
     if vector and attention_of(func) is None:
         shared = (shares_blocks, shares_row)
         rows = [row for row in rows if any(f(row.drawn) for f in shared) or groups_of(row.drawn) >= least]
-    for row in sorted(rows, key=lambda row: max(0.0, least - groups_of(row.drawn))):
+    for row in sorted(rows, key=lambda row: max(0.0, least - units_of(row.drawn))):
         if (schedule := drawing.schedule_of(row)) is not None:
             yield _tables(one), schedule
 

@@ -207,7 +207,7 @@ def blockwise_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace 
             return None
     allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
     fitting = [steps for steps in product(*allowed) if math.prod(steps) <= most]
-    if holds:
+    if holds or sketch.by_groups:  # A vector is unpacked once for all rows
         steps = max(fitting, key=lambda s: (math.prod(s[1:]), s[0]))
     else:
         steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))

@@ -341,6 +341,9 @@ _AHEAD = "software_pipeline_stage"  # Identifies sketches that load ahead
 _SLICED = "RFactor"
 # Largest ratio of an image's rows or columns to the wanted number: 13 items of 13 columns instead of 8
 _NEAR = 1.75
+# Work-items of a warp of 32 for each of a compute unit's four schedulers; terms of sums whose steps take longer
+# than a launch
+_OCCUPYING, _LONG = 128, 512
 _IMAGE_LOOPS = 6  # Loops of a convolution at least: batch, channels, rows, columns, and the summed ones
 
 
@@ -415,7 +418,7 @@ def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
     For slices, rows that fit unchanged are first.
     """
     extents = [axis[0][1].extent for axis in _axes(sketch)[:-1]]
-    image = next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
+    image = _is_image(sketch)
     if not slices:
         rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
         return [_sketch_with(sketch, row, _shares(row, extents, image=image)) for row in rows]
@@ -427,6 +430,27 @@ def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
 def groups_of(start: ScheduleTrace) -> int:
     """Return the work-groups of one of `group_tiles`: the extents of the output outside of all tiles."""
     return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
+
+
+def units_of(start: ScheduleTrace) -> float:
+    """Return how many compute units a table's row keeps busy, if each of its work-groups has one.
+
+    Groups of products with long sums, whose work-items wait for every step, count by the schedulers that they
+    occupy.
+    """
+    groups, slices = groups_of(start), slices_of(start)
+    if slices is None or _is_image(start):
+        return groups
+    *tiled, ((_, steps), *_) = _axes(start)
+    if steps.extent * max(1, slices) < _LONG:
+        return groups
+    items = max(1, slices) * math.prod(axis[1][1].factors[-1] for axis in tiled)
+    return groups * min(1.0, items / _OCCUPYING)
+
+
+def _is_image(sketch: ScheduleTrace) -> bool:
+    """Return whether a grouped sketch is of a convolution."""
+    return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
 
 
 def _axes(sketch: ScheduleTrace) -> list[list[tuple[int, Tile]]]:
