@@ -343,8 +343,7 @@ class Decoders(Feature):
         """Run a step where its sequence's state lies, or move that; return the chunks by compiled shapes."""
         entry, alike, step = call.entry, steps.alike, steps.step
         usable = decoder.has_forms and not alike.no_forms
-        longest = longest_chunk(self.pool.device_of(entry).supervisor.profile)
-        forms = forms_for(step, longest) if usable else ()
+        forms = forms_for(step, self._longest_chunk(entry)) if usable else ()
         self._note(entry.name, step, alike.no_forms or ("" if forms else _TOO_LONG))
         chosen = self._choose_form(call, decoder, forms)
         if chosen is not None and step.past and not sequence.on_device:
@@ -367,19 +366,22 @@ class Decoders(Feature):
     ) -> tuple[DecoderBucket, ServedModel] | None:
         """Return the first of the compiled shapes that serves, with its variant; count what is requested.
 
-        That is the shape that serves, and the first before it that there may be.
+        That is the shape that serves, and before it those up to the first that may still be compiled.
         """
-        entry, wished = call.entry, False
+        entry, missing = call.entry, list[str]()
         for form in forms:
             shapes, name = decoder.shapes(form), decoder.variant(entry.name, form)
             runner = call.runner(shapes, name)
             serves = runner is not entry and runner.manifest.decision.times is not None
-            if serves or not (wished or self._has_failed(entry, name)):
+            if serves or all(self._has_failed(entry, each) for each in missing):
                 self.usage_log.count_requests(entry.name, name, shapes)
-                wished = True
             if serves:
                 return form, runner
+            missing.append(name)
         return None
+
+    def _longest_chunk(self, entry: ServedModel) -> int:
+        return longest_chunk(self.pool.device_of(entry).supervisor.profile)
 
     def _has_failed(self, entry: ServedModel, variant: str) -> bool:
         """Return whether a compiled shape could not be compiled, as for want of memory."""
@@ -467,7 +469,7 @@ class Decoders(Feature):
             return
         for missing in FORMS:
             name = decoder.variant(entry.name, missing)
-            if name not in chosen:
+            if name not in chosen and missing.tokens <= self._longest_chunk(entry):
                 shapes, under = decoder.shapes(missing), self.maker.under(entry)
                 self.usage_log.record_failure(entry.name, name, shapes, _NO_GAIN, under)
 

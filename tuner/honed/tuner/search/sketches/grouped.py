@@ -341,9 +341,8 @@ _AHEAD = "software_pipeline_stage"  # Identifies sketches that load ahead
 _SLICED = "RFactor"
 # Largest ratio of an image's rows or columns to the wanted number: 13 items of 13 columns instead of 8
 _NEAR = 1.75
-# Work-items of a warp of 32 for each of a compute unit's four schedulers; terms of sums whose steps take longer
-# than a launch
-_OCCUPYING, _LONG = 128, 512
+_OCCUPYING = 128  # Work-items of a warp of 32 for each of a compute unit's four schedulers
+_LONG = 512  # Terms of sums whose steps take longer than a launch
 _IMAGE_LOOPS = 6  # Loops of a convolution at least: batch, channels, rows, columns, and the summed ones
 
 
