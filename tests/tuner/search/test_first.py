@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,15 @@ def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     assert lowered.launches[0].grid[0] > 1
     origin, _, _ = untuned_kernels(dense(1, 64, 4096), "main", target_for(one), one)
     assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
+
+
+@pytest.mark.parametrize(("k", "items"), [(1536, 256), (256, 32)])
+def test_long_sums_are_shared_by_as_many_warps_as_a_unit_has_schedulers(k: int, items: int) -> None:
+    one = imagined("gpu")
+    one = replace(one, limits=replace(one.limits, compute_units=132))
+    origin, lowered, _ = untuned_kernels(dense(64, 576, k), "main", target_for(one), one)
+    assert origin == "tables:gpu"
+    assert math.prod(lowered.launches[0].block) == items
 
 
 def test_products_of_malis_begin_with_a_table_where_vectors_fit() -> None:

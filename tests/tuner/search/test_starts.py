@@ -366,15 +366,27 @@ def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
 def test_as_many_rows_share_what_is_unpacked_as_registers_hold(
     rows: int, driver: DriverClass, tile: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    words, scales = few_bits(96, 192, 4, 32)
-    product = "com.microsoft.MatMulNBits <K = 96, N = 192, bits = 4, block_size = 32> (x, w, s)"
-    text = f"(float[{rows},96] x) => (float[{rows},192] y) {{ y = {product} }}"
-    onnx.save(parsed(text, w=words, s=scales), tmp_path / "m.onnx")
-    (task,) = extract(tmp_path / "m.onnx", {}, "fp16", imagined("mali")).tasks
-    first, *_ = starts(sketched(narrow_indices(task.func), "mali"), driver)
+    first, *_ = starts(sketched(packed_product(rows, "mali", tmp_path), "mali"), driver)
     vectors, *held, _, terms = (one.factors[-1] for _, one in first.tiles)
     assert (vectors, math.prod(held), first.lanes) == tile
     assert terms == 4, "as many as a word of 16 bits has"
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(64, (1, 4)), (6, (1, 3)), (2, (2, 2))])
+def test_rows_share_what_is_unpacked_on_gpus(rows: int, tile: tuple[int, int], tmp_path: Path) -> None:
+    for one in starts(sketched(packed_product(rows, "gpu", tmp_path))):
+        vectors, *held, _, _ = (tile.factors[-1] for _, tile in one.tiles)
+        assert (vectors, math.prod(held)) == tile
+
+
+def packed_product(rows: int, family: str, folder: Path) -> tirx.PrimFunc:
+    """A product with weights of 4 bits in blocks of 32."""
+    words, scales = few_bits(96, 192, 4, 32)
+    product = "com.microsoft.MatMulNBits <K = 96, N = 192, bits = 4, block_size = 32> (x, w, s)"
+    text = f"(float[{rows},96] x) => (float[{rows},192] y) {{ y = {product} }}"
+    onnx.save(parsed(text, w=words, s=scales), folder / "m.onnx")
+    (task,) = extract(folder / "m.onnx", {}, "fp16", imagined(family)).tasks
+    return narrow_indices(task.func)
 
 
 def windows(given: int, made: int, side: int, folder: Path) -> tirx.PrimFunc:
