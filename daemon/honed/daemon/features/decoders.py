@@ -384,7 +384,7 @@ class Decoders(Feature):
         return longest_chunk(self.pool.device_of(entry).supervisor.profile)
 
     def _has_failed(self, entry: ServedModel, variant: str) -> bool:
-        """Return whether a compiled shape could not be compiled, as for want of memory."""
+        """Return whether a compiled shape could not be compiled, for example for lack of memory."""
         wishes = self.usage_log.wishes(entry.name, self.maker.under(entry))
         return any(wish.failed for wish in wishes if wish.name == variant)
 
