@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from honed.protocol.errors import HonedError
-from honed.protocol.results import OptimisationCheck
+from honed.protocol.values import OptimisationCheck
 from honed.runtime.engines import HIGHEST
 from honed.tuner.verify import levels
 from honed.tuner.verify.confined import DEFAULT_LIMITS

@@ -18,7 +18,7 @@ import numpy as np
 from tests.daemon.split_models import two_stage
 
 from honed.machine.devices import Device, select
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime import load
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.compile import CompileRequest, compile_file

@@ -26,7 +26,7 @@ from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
 from honed.jobs.events import Imported
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.protocol.results import DeviceIdentity
+from honed.protocol.values import DeviceIdentity
 
 from .test_hub_files import record
 

@@ -19,7 +19,7 @@ from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, PermissionDenied
 from honed.protocol.methods import METHODS, Permission
 from honed.protocol.params import TunerRunParams
-from honed.protocol.results import DeviceIdentity
+from honed.protocol.values import DeviceIdentity
 from honed.runtime import Client
 from tests.attack import users
 from tests.daemon.running import Service

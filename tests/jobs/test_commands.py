@@ -27,7 +27,7 @@ from honed.jobs.commands import (
     parse,
 )  # fmt: skip
 from honed.jobs.events import CompileDone, Done, Tuned
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime.errors import InvalidArgument
 
 FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from honed.protocol import errors
 from honed.protocol.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused, NotFound
 from honed.protocol.methods import METHODS, check_name, parse
-from honed.protocol.params import ENGINE_NAMES, InferParams, LoadOptions, LoadParams, PinParams, UploadOptions
+from honed.protocol.params import InferParams, LoadOptions, LoadParams, PinParams, UploadOptions
+from honed.protocol.values import ENGINE_NAMES
 
 TYPES = [
     kind

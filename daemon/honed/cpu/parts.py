@@ -20,7 +20,7 @@ import numpy as np
 from honed.daemon.worker.host import Array, connect
 from honed.process.rpc import RpcServer, by_name
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
-from honed.protocol.params import Data
+from honed.protocol.values import Data
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartitionTensor
 from honed.runtime.compiled.parts import covers, observed_sizes

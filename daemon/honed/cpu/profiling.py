@@ -9,8 +9,7 @@ from typing import Any
 
 from honed.daemon.worker.host import check_timeline
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.params import ENGINE_NAMES
-from honed.protocol.results import ModelProfile, ProfiledRow
+from honed.protocol.values import ENGINE_NAMES, ModelProfile, ProfiledRow
 
 _KERNEL = "_kernel_time"
 

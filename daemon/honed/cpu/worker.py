@@ -45,7 +45,7 @@ from honed.process.limits import give_back_freed
 from honed.process.rpc import Method, by_name
 from honed.protocol.errors import NotFound, NotLoaded
 from honed.protocol.peer import RequestReceived
-from honed.protocol.results import Empty, ModelProfile, ObservedSizes, OrtSessionConfig
+from honed.protocol.values import Empty, ModelProfile, ObservedSizes, OrtSessionConfig
 from honed.runtime.compiled import modelfile
 
 from . import profiling

@@ -17,10 +17,10 @@ from honed.daemon.serving.loader import VersionComparer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Connection, WithDescriptors
-from honed.protocol.params import Data, LoadParams, PrepareParams
-from honed.protocol.results import ObservedSizes
+from honed.protocol.params import LoadParams, PrepareParams
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
+from honed.protocol.values import Data, ObservedSizes
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import InferResult
+from honed.protocol.values import Data
 from honed.runtime.dtypes import NARROW, STRING, DType, from_datatype
 from honed.runtime.encodings import decode_text, encode_text
 

@@ -18,8 +18,8 @@ from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable, Unimplemented
 from honed.protocol.methods import check_name
 from honed.protocol.params import HintFigures, HistoryParams
-from honed.protocol.results import DeviceIdentity
 from honed.protocol.service import ConfigShown
+from honed.protocol.values import DeviceIdentity
 from honed.runtime.client import Client
 
 from . import pulling, pushing, remote

@@ -10,7 +10,7 @@ from typing import Final
 
 from honed.jobs.events import Imported
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
-from honed.protocol.results import DeviceIdentity
+from honed.protocol.values import DeviceIdentity
 
 from . import index as indexes
 from . import looking, objects

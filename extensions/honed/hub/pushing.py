@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
-from honed.protocol.results import DeviceIdentity
+from honed.protocol.values import DeviceIdentity
 
 from . import index as indexes
 from . import objects

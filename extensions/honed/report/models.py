@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from honed.protocol.params import engine_name
-from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion
+from honed.protocol.results import ModelHistory, ModelShown, ModelVersion
 from honed.protocol.service import Figures, ModelFigures
+from honed.protocol.values import ModelProof, engine_name
 from honed.tool.commands.history import version_state
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.output import bytes_text, shape_text

@@ -9,9 +9,8 @@ from honed.daemon.idle.signals import value_text
 from honed.daemon.observe.faults import OTHER, WHOSE, AttributedFault
 from honed.jobs.events import Quarantined
 from honed.machine.roofline import BUSY
-from honed.protocol.params import engine_name
-from honed.protocol.results import DevicePeaks
 from honed.protocol.service import DeviceStatus, Metrics
+from honed.protocol.values import DevicePeaks, engine_name
 from honed.tool.commands.faults import REACH
 from honed.tool.commands.tasks import milliseconds, origin
 from honed.tool.output import bytes_text, capital, figure_text, seconds_text

@@ -17,8 +17,7 @@ from honed.process.children import FREE, ExitInfo, JobCrashed, ResourceLimits, p
 from honed.process.crashes import CrashHeard
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
-from honed.protocol.params import PRECISIONS
-from honed.protocol.results import ObservedSizes, OptimisationCheck
+from honed.protocol.values import PRECISIONS, ObservedSizes, OptimisationCheck
 
 from .events import (
     CompileDone,

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar, get_args
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
 from honed.protocol.params import TuningFigures
-from honed.protocol.results import OptimisationCheck
 from honed.protocol.strict import abbreviate
+from honed.protocol.values import OptimisationCheck
 
 _MAX_TEXT = 1000  # Characters of a stage's text that are kept
 

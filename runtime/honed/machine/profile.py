@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import NotFound, ProfileError
-from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
+from honed.protocol.values import DeviceIdentity, DevicePeaks, Figure
 
 from .families import FAMILIES, DeviceFamily, DriverClass, driver_class
 

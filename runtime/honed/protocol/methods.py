@@ -17,7 +17,7 @@ from .errors import Internal, InvalidArgument, NotFound
 from .strict import Map
 
 if TYPE_CHECKING:
-    from . import params, results, service
+    from . import params, results, service, values
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -89,7 +89,7 @@ MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _row(
     "ModelStatistics", Permission.INFER
 )
 MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _row("ModelShow", Permission.INFER)
-MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _row("ModelProfile", Permission.INFER)
+MODEL_PROFILE: Method[params.ProfileParams, values.ModelProfile] = _row("ModelProfile", Permission.INFER)
 MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _row(
     "ModelExport", Permission.CHANGE, gives=True
 )
@@ -103,28 +103,28 @@ MODEL_INFER: Method[params.InferParams, results.InferResult] = _row("ModelInfer"
 MODEL_PREPARE: Method[params.PrepareParams, results.PrepareResult] = _row("ModelPrepare", Permission.INFER)
 MODEL_RUN: Method[params.RunParams, results.InferResult] = _row("ModelRun", Permission.INFER)
 LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _row("LeaseAsk", Permission.CHANGE)
-LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _row("LeaseRelease", Permission.CHANGE)
-TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _row("TunerReport", Permission.CHANGE)
+LEASE_RELEASE: Method[params.LeaseReleaseParams, values.Empty] = _row("LeaseRelease", Permission.CHANGE)
+TUNER_REPORT: Method[params.TunerReportParams, values.Empty] = _row("TunerReport", Permission.CHANGE)
 TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _row("TunerRun", Permission.CHANGE, gives=True)
-TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _row("TunerStop", Permission.CHANGE)
+TUNER_STOP: Method[params.TunerStopParams, values.Empty] = _row("TunerStop", Permission.CHANGE)
 HINTS_EXPORT: Method[params.HintsExportParams, service.HintsExported] = _row(
     "HintsExport", Permission.HINTS, gives=True
 )
 HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _row("HintsImport", Permission.HINTS)
-SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _row(
+SHARED_MEMORY_REGISTER: Method[params.RegionParams, values.Empty] = _row(
     "SystemSharedMemoryRegister", Permission.INFER
 )
 SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _row(
     "SystemSharedMemoryStatus", Permission.INFER
 )
-SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Empty] = _row(
+SHARED_MEMORY_UNREGISTER: Method[params.RegionName, values.Empty] = _row(
     "SystemSharedMemoryUnregister", Permission.INFER
 )
 REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _row("RepositoryIndex", Permission.INFER)
 REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _row(
     "RepositoryModelLoad", Permission.CHANGE
 )
-REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _row(
+REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, values.Empty] = _row(
     "RepositoryModelUnload", Permission.OWN
 )
 MODEL_BRING: Method[params.UploadParams, results.UploadResult] = _row("ModelBring", Permission.INFER)
@@ -136,11 +136,13 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
 
     They are imported at first use: an app's inferences need none, and creating the classes takes time.
     """
-    from . import params, results, service
+    from . import params, results, service, values
 
     rows = {name: row for name, row in globals().items() if isinstance(row, Method)}
     noted = SimpleNamespace(__annotations__={name: __annotations__[name] for name in rows})
-    hints = get_type_hints(noted, globals(), {"params": params, "results": results, "service": service})
+    hints = get_type_hints(
+        noted, globals(), {"params": params, "results": results, "service": service, "values": values}
+    )
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 

@@ -11,23 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .errors import InvalidArgument
-
-Data = bytes | memoryview  # Data of a tensor, row-major
-
-PRECISIONS: Final = ("auto", "fp32", "fp16")  # Precisions that a model may be compiled in
-# Name of each engine, by its word in requests, results and stored files.
-ENGINE_NAMES: Final = {"gpu": "opencl", "cpu": "onnxruntime", "gpu+cpu": "opencl+onnxruntime"}
-_WORDS: Final = {name: word for word, name in ENGINE_NAMES.items()}
-
-
-def engine_name(word: str) -> str:
-    """Return the name of an engine, by its word; any other text stays as it is."""
-    return ENGINE_NAMES.get(word, word)
-
-
-def engine_word(engine: str) -> str:
-    """Return the word for an engine, by its word or name; any other text stays as it is."""
-    return _WORDS.get(engine, engine)
+from .values import Data, engine_word
 
 
 def _take_name(options: LoadOptions | UploadOptions | PinParams) -> None:
@@ -73,9 +57,6 @@ class OutputTensor:
 
     name: str
     parameters: RegionPlace | None = None
-
-
-ROOM_ALIGN = 64  # Bytes that the room for outputs, and each output in it, is aligned to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

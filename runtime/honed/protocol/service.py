@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .params import HintFigures, TuningFigures
-from .results import DeviceIdentity, DevicePeaks, ModelPublished
+from .results import ModelPublished
 from .strict import ABSENT, Map
+from .values import DeviceIdentity, DevicePeaks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

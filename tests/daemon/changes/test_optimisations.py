@@ -29,7 +29,7 @@ from honed.daemon.store.compiled import Interface
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import NO_HISTORY
-from honed.protocol.results import OptimisationCheck
+from honed.protocol.values import OptimisationCheck
 from honed.runtime import Client
 from honed.tool.main import main
 from tests import lookalikes

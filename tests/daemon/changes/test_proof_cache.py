@@ -21,7 +21,8 @@ from honed.daemon.worker.builder import BuilderLost
 from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
 from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.results import ComparedOutput, ModelChecked
+from honed.protocol.results import ModelChecked
+from honed.protocol.values import ComparedOutput
 from honed.runtime.errors import HonedError, ModelRefused
 from tests.runtime.builder import PROFILE
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from honed.daemon.features.sizes import SizedPartition, best, cost, next_sizes
 from honed.daemon.observe.usage import MOST, DecayedUsage, SizeCounts
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 
 HALF_LIFE = 100.0
 counts = st.dictionaries(

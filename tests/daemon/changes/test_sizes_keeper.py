@@ -21,7 +21,8 @@ from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
-from honed.protocol.results import ModelPublished, ObservedSizes, PartitionInfo, SpecialisationInfo
+from honed.protocol.results import ModelPublished
+from honed.protocol.values import ObservedSizes, PartitionInfo, SpecialisationInfo
 from tests.daemon.core.serving_world import manifest, stored
 
 CHOOSING = PartitionInfo(engine="cpu", nodes=2, flops=9)

@@ -21,7 +21,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import OtherLoadMeter, ThreadPlacement
 from honed.protocol import strict
-from honed.protocol.results import OptimisationCheck, OrtSessionConfig, SessionSettings
+from honed.protocol.values import OptimisationCheck, OrtSessionConfig, SessionSettings
 from honed.tool.main import main
 from tests.daemon.core import serving_world
 from tests.daemon.running import ALL_HOLDS, IDLE, Service, wait_for

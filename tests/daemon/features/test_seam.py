@@ -44,8 +44,9 @@ from honed.protocol.params import (
     PrepareParams,
     RunParams,
 )
-from honed.protocol.results import ModelSettings, PartitionInfo
+from honed.protocol.results import ModelSettings
 from honed.protocol.strict import Map
+from honed.protocol.values import PartitionInfo
 from tests.daemon.changes.test_variants_keeper import Place
 from tests.daemon.core.serving_world import given
 

@@ -22,8 +22,8 @@ from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.protocol import wire
 from honed.protocol.decoder import FrameDecoder
 from honed.protocol.peer import RequestReceived
-from honed.protocol.results import Empty
 from honed.protocol.service import LeaseAsked
+from honed.protocol.values import Empty
 
 from . import idle_trees as trees
 

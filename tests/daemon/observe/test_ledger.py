@@ -19,8 +19,8 @@ from honed.daemon.observe.usage import (
     decay,
     shares,
 )
-from honed.protocol.results import ProfiledRow
 from honed.protocol.service import TimeSpent
+from honed.protocol.values import ProfiledRow
 
 HALF_LIFE = 100.0
 DAY = 86_400.0

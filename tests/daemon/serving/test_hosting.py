@@ -16,7 +16,7 @@ import sys
 from honed.daemon.worker.host import Host, by_name, connect
 from honed.daemon.worker.calls import OpenDevice
 from honed.protocol.peer import Peer
-from honed.protocol.results import Empty
+from honed.protocol.values import Empty
 
 class Full(Host):
     LOADING = by_name({OpenDevice: lambda self, call: Empty()})

@@ -22,7 +22,7 @@ from honed.daemon.worker.calls import (
     WorkerCall,
 )
 from honed.daemon.worker.supervisor import Supervisor
-from honed.protocol.results import Empty, OrtSessionConfig
+from honed.protocol.values import Empty, OrtSessionConfig
 
 RUN_SECONDS = 0.005
 ROUNDS = 4

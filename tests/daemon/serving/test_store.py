@@ -19,7 +19,7 @@ from honed.daemon.store.compiled import summarise
 from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.store.versions import succeed
-from honed.protocol.results import OptimisationCheck, SessionSettings
+from honed.protocol.values import OptimisationCheck, SessionSettings
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 from tests.daemon.core import serving_world
 from tests.daemon.core.serving_world import stored

@@ -6,23 +6,16 @@ from honed.daemon.observe.faults import SERVICE, AttributedFault
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
 from honed.protocol.params import Gain, TuningFigures
 from honed.protocol.results import (
-    ComparedOutput,
     DeploymentSpan,
-    DeviceIdentity,
-    DevicePeaks,
     IndexedModel,
     LatencyPoint,
     ModelChecked,
     ModelHistory,
     ModelPlacement,
-    ModelProof,
     ModelShown,
     ModelSource,
     ModelVersion,
-    PartitionInfo,
-    ShownKernel,
     ShownVariant,
-    TensorMetadata,
 )
 from honed.protocol.service import (
     DeviceFigures,
@@ -49,6 +42,15 @@ from honed.protocol.service import (
     WorkerEnd,
     WorkerFigures,
     WorkerStatus,
+)
+from honed.protocol.values import (
+    ComparedOutput,
+    DeviceIdentity,
+    DevicePeaks,
+    ModelProof,
+    PartitionInfo,
+    ShownKernel,
+    TensorMetadata,
 )
 from honed.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 

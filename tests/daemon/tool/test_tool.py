@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.protocol.results import DevicePeaks
+from honed.protocol.values import DevicePeaks
 from honed.tool.commands import GROUPS
 from honed.tool.commands.models import peaks_text
 from honed.tool.main import main, parser

@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from honed.protocol.params import Gain, TuningFigures
-from honed.protocol.results import DeviceIdentity
 from honed.protocol.service import (
     DeviceFigures,
     DurationSummary,
@@ -29,6 +28,7 @@ from honed.protocol.service import (
     TimeSpent,
     WorkerFigures,
 )
+from honed.protocol.values import DeviceIdentity
 from honed.runtime import Client
 from honed.tool.commands.top import render
 from honed.tool.main import main

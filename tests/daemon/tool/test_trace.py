@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import json
 
-from honed.protocol.results import (
-    DeviceIdentity,
-    ModelPlacement,
-    ModelProfile,
-    ModelShown,
-    ModelSource,
-    ProfiledRow,
-    ShownKernel,
-)
+from honed.protocol.results import ModelPlacement, ModelShown, ModelSource
+from honed.protocol.values import DeviceIdentity, ModelProfile, ProfiledRow, ShownKernel
 from honed.tool.commands.profiling import trace
 
 KERNEL = ShownKernel(

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelFileError
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor, SkippedSizes
 from honed.runtime.engines import allowance, can_compiled_serve

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from honed.protocol.results import DevicePeaks
+from honed.protocol.values import DevicePeaks
 from honed.tuner.measure import child, timing
 from honed.tuner.measure.checks import Finished, Launched
 from honed.tuner.measure.session import peaks

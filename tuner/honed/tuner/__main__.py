@@ -18,7 +18,7 @@ from honed.process.crashes import tell_again
 from honed.process.limits import data_is_short, limit_data, out_of_memory
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
-from honed.protocol.results import OptimisationCheck
+from honed.protocol.values import OptimisationCheck
 from honed.runtime.compiled.model import Launch
 
 if TYPE_CHECKING:

@@ -36,8 +36,9 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import check_name
-from honed.protocol.params import ENGINE_NAMES, PRECISIONS, LoadOptions, LoadParams
+from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
+from honed.protocol.values import ENGINE_NAMES, PRECISIONS
 
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
 from .staging import Staged, copies, stage

@@ -25,7 +25,7 @@ from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.process.children import JobCrashed, ResourceLimits
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
-from honed.protocol.results import OptimisationCheck, SessionSettings
+from honed.protocol.values import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST, LOWEST
 
 _NICENESS = 15

@@ -36,14 +36,9 @@ from honed.daemon.store.versions import GAIN, LOSS, check_new, go_back, settle, 
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
-from honed.protocol.params import (
-    ENGINE_NAMES,
-    HistoryParams,
-    PinParams,
-    PublishParams,
-    RollbackParams,
-)
+from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
+from honed.protocol.values import ENGINE_NAMES
 from honed.runtime.compiled.model import ScheduleProvenance
 
 from .add import failure, same_but_schedules

@@ -13,7 +13,7 @@ from honed.daemon.store.store import Manifest, Store
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ModelRefused, Unavailable
 from honed.protocol.params import LoadOptions, LoadParams
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

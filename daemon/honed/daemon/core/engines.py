@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from honed.protocol.errors import Unavailable
-from honed.protocol.results import OrtSessionConfig
+from honed.protocol.values import OrtSessionConfig
 
 from . import blame, versions
 from .messages import (

@@ -8,13 +8,8 @@ from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
-from honed.protocol.results import (
-    ComparedOutput,
-    ModelChecked,
-    ModelSettings,
-    ModelVersion,
-    OptimisationCheck,
-)
+from honed.protocol.results import ModelChecked, ModelSettings, ModelVersion
+from honed.protocol.values import ComparedOutput, OptimisationCheck
 
 from .model import ServedModel
 

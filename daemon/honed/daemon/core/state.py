@@ -11,7 +11,7 @@ from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import HonedError, NotFound, Unavailable
-from honed.protocol.results import OptimisationCheck, OrtSessionConfig
+from honed.protocol.values import OptimisationCheck, OrtSessionConfig
 
 from .messages import Action, Refuse, Unload
 from .model import (

@@ -52,9 +52,10 @@ from honed.daemon.worker.calls import (
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
-from honed.protocol.params import Data, InferOptions, InputTensor, PrepareParams
+from honed.protocol.params import InferOptions, InputTensor, PrepareParams
 from honed.protocol.service import IdleStatus
 from honed.protocol.strict import Map
+from honed.protocol.values import Data
 from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
 

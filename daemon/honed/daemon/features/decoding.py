@@ -17,7 +17,8 @@ from honed.daemon.worker.calls import StateTensorSpec
 from honed.daemon.worker.step_inputs import MASK_RANK, MASKS, StepSize, is_made, values_of
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import Data, InputTensor, PrepareParams
+from honed.protocol.params import InputTensor, PrepareParams
+from honed.protocol.values import Data
 from honed.runtime.compiled.model import ROWS_MASK
 from honed.runtime.dtypes import dtype
 

@@ -25,7 +25,7 @@ from honed.daemon.serving.trial import PairedTrial
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
-from honed.protocol.results import OrtSessionConfig, SessionSettings
+from honed.protocol.values import OrtSessionConfig, SessionSettings
 
 _FASTER = 0.97  # Maximum time of fp16 relative to fp32, as its outputs are less exact
 _WARM = 3  # Warm-up runs of a session before the trial

@@ -34,17 +34,11 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import VERSION
-from honed.protocol.params import (
-    ENGINE_NAMES,
-    Data,
-    InferOptions,
-    InputTensor,
-    OutputTensor,
-    PrepareParams,
-)
+from honed.protocol.params import InferOptions, InputTensor, OutputTensor, PrepareParams
 from honed.protocol.results import InferredOutput, InferResult, InferTimes
 from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
+from honed.protocol.values import ENGINE_NAMES, Data
 from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # Ended sequences whose reason is kept

@@ -27,8 +27,8 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.protocol.results import ObservedSizes, PartitionInfo
 from honed.protocol.strict import Map
+from honed.protocol.values import ObservedSizes, PartitionInfo
 
 Sizes = tuple[int, ...]
 # Assumed cost of a row in the CPU engine, relative to a specialisation. It only ranks sizes: each

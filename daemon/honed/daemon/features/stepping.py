@@ -15,7 +15,8 @@ from honed.daemon.worker.calls import GreedyChoice, RunStep, StepResult
 from honed.daemon.worker.shared_memory import RegionLookup
 from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
-from honed.protocol.params import Data, InferOptions, InputTensor, OutputTensor, PrepareParams
+from honed.protocol.params import InferOptions, InputTensor, OutputTensor, PrepareParams
+from honed.protocol.values import Data
 from honed.runtime.dtypes import dtype
 
 from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, pack_integers, pieces

@@ -50,9 +50,10 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.methods import MODEL_BRING
-from honed.protocol.params import ENGINE_NAMES, UploadOptions, UploadParams
+from honed.protocol.params import UploadOptions, UploadParams
 from honed.protocol.results import InferredTensor, UploadResult
 from honed.protocol.strict import Map
+from honed.protocol.values import ENGINE_NAMES
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 

@@ -33,9 +33,10 @@ from honed.daemon.store.store import EngineDecision, Manifest, begin
 from honed.daemon.store.versions import with_time
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
-from honed.protocol.params import ENGINE_NAMES, LoadParams
-from honed.protocol.results import ObservedSizes, ShownVariant
+from honed.protocol.params import LoadParams
+from honed.protocol.results import ShownVariant
 from honed.protocol.strict import Map
+from honed.protocol.values import ENGINE_NAMES, ObservedSizes
 from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)

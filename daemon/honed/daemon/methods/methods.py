@@ -33,7 +33,6 @@ from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Permission, check_version, parse
 from honed.protocol.params import (
-    ENGINE_NAMES,
     MEASURING,
     ExportParams,
     HistoryParams,
@@ -51,9 +50,9 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
+from honed.protocol.values import ENGINE_NAMES, Empty, ModelProfile
 from honed.runtime import HONED_VERSION
 
 if TYPE_CHECKING:
@@ -257,7 +256,7 @@ class Api:
         )
 
     @_answers(methods.MODEL_PROFILE)
-    async def _model_profile(self, call: MethodCall, params: ProfileParams) -> results.ModelProfile:
+    async def _model_profile(self, call: MethodCall, params: ProfileParams) -> ModelProfile:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")

@@ -22,7 +22,7 @@ from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import ENGINE_NAMES, TuningFigures
+from honed.protocol.params import TuningFigures
 from honed.protocol.service import (
     DeviceFigures,
     FaultFigures,
@@ -33,6 +33,7 @@ from honed.protocol.service import (
     TimeSpent,
     WorkerFigures,
 )
+from honed.protocol.values import ENGINE_NAMES
 
 from .status import queue_status, servers_seen
 

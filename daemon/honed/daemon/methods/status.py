@@ -14,9 +14,9 @@ from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.methods import VERSION
-from honed.protocol.params import ENGINE_NAMES
-from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement, ModelShown, ModelSource
+from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource
 from honed.protocol.service import DeviceStatus, QueueStatus
+from honed.protocol.values import ENGINE_NAMES, DeviceIdentity
 
 _RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver_version="", kernel_driver="")
 # Fields that `more` of `show` may lack.

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from honed.protocol.params import ENGINE_NAMES, Gain
+from honed.protocol.params import Gain
 from honed.protocol.service import DeviceFigures, DurationSummary, Metrics, ModelFigures
+from honed.protocol.values import ENGINE_NAMES
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

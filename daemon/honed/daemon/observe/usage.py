@@ -15,8 +15,8 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
 from honed.protocol import strict
-from honed.protocol.results import ObservedSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
+from honed.protocol.values import ObservedSizes, ProfiledRow
 
 from .statefile import StateFile, save_at_intervals
 

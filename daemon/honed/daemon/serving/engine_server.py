@@ -16,8 +16,8 @@ from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.calls import DropRegion
 from honed.daemon.worker.supervisor import Supervisor, WorkerDied, WorkerProgram
 from honed.protocol.errors import DeviceError, ModelRefused, Unavailable
-from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
+from honed.protocol.values import DeviceIdentity, DevicePeaks
 
 from .loader import Loader
 

@@ -29,10 +29,9 @@ from honed.process.aio import decode_answer
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError, OutOfMemory
-from honed.protocol.params import Data
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import ModelProfile, ProfiledRow
 from honed.protocol.strict import Map
+from honed.protocol.values import Data, ModelProfile, ProfiledRow
 from honed.runtime.engines import LOWEST
 
 from .engine_server import EngineServer

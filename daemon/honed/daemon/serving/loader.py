@@ -40,7 +40,8 @@ from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, OutOfMemory
-from honed.protocol.results import ComparedOutput, Empty, ModelChecked, OrtSessionConfig
+from honed.protocol.results import ModelChecked
+from honed.protocol.values import ComparedOutput, Empty, OrtSessionConfig
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST
 

@@ -25,17 +25,10 @@ from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
-from honed.protocol.params import (
-    ENGINE_NAMES,
-    ROOM_ALIGN,
-    Data,
-    InferOptions,
-    InputTensor,
-    PrepareParams,
-    RegionPlace,
-)
-from honed.protocol.results import InferredOutput, InferResult, InferTimes, TensorMetadata
+from honed.protocol.params import InferOptions, InputTensor, PrepareParams, RegionPlace
+from honed.protocol.results import InferredOutput, InferResult, InferTimes
 from honed.protocol.strict import Map
+from honed.protocol.values import ENGINE_NAMES, ROOM_ALIGN, Data, TensorMetadata
 from honed.runtime.compiled.model import PartitionTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 

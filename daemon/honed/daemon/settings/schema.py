@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from honed.process.limits import MEMORY_PERCENT, memory_mib
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import ENGINE_NAMES, engine_word
+from honed.protocol.values import ENGINE_NAMES, engine_word
 
 Effect = Literal["at once", "new connections", "restart"]
 ENGINES: Final = ("fastest", "gpu", "cpu")

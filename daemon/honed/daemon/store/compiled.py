@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
-from honed.protocol.results import (
+from honed.protocol.values import (
     ComparedOutput,
     ModelProof,
     PartitionInfo,

@@ -30,7 +30,8 @@ from typing import Any
 from honed.machine.files import open_regular, put_aside, read_regular, replacing, sync_folder
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.protocol.results import ModelSettings, ModelVersion, OptimisationCheck
+from honed.protocol.results import ModelSettings, ModelVersion
+from honed.protocol.values import OptimisationCheck
 from honed.protocol.wire import close_all
 
 from .compiled import Interface

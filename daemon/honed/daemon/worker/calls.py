@@ -14,8 +14,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
 from honed.protocol import strict
 from honed.protocol.errors import AnswerTooLarge, ResourceExhausted, SequenceLost
-from honed.protocol.params import Data
-from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
+from honed.protocol.values import ComparedOutput, Data, Empty, ModelProfile, ObservedSizes
 from honed.runtime.engines import LOWEST
 
 

@@ -30,9 +30,8 @@ from honed.protocol.errors import (
     PreconditionBroken,
     ResourceExhausted,
 )
-from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import NotificationReceived, RequestReceived
-from honed.protocol.results import Empty, ObservedSizes
+from honed.protocol.values import ROOM_ALIGN, Data, Empty, ObservedSizes
 from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype, is_text

@@ -23,7 +23,7 @@ from honed.machine.profile import DeviceProfile
 from honed.process.rpc import by_name
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelRefused, NotFound, NotLoaded
-from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
+from honed.protocol.values import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuPartitionProcess

@@ -10,8 +10,8 @@ from pathlib import Path
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import REPOSITORY_MODEL_LOAD
-from honed.protocol.params import engine_name
 from honed.protocol.results import ModelAdded
+from honed.protocol.values import engine_name
 from honed.runtime.client import Client
 from honed.tool.output import Console, Output, Reporter, clean, line
 from honed.tool.parser import (

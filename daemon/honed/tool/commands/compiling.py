@@ -10,8 +10,8 @@ from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Compile, Demo, Fit
 from honed.jobs.events import CompileDone, Fitted, FittedPart
 from honed.protocol.errors import HonedError
-from honed.protocol.params import engine_name
 from honed.protocol.strict import to_plain
+from honed.protocol.values import engine_name
 from honed.tool import compiler
 from honed.tool.output import Console, Output, bytes_text, fields, line, table
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, seconds, unique

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_SHOW, MODEL_STATISTICS
-from honed.protocol.params import ModelParams, engine_name
-from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
+from honed.protocol.params import ModelParams
+from honed.protocol.results import InferenceStatistics, Tallied
+from honed.protocol.values import TensorMetadata, engine_name
 from honed.runtime.calling.calls import InferenceResponse, RequestSequence
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype, is_text

@@ -30,19 +30,10 @@ from honed.protocol.params import (
     PinParams,
     RollbackParams,
     SetParams,
-    engine_name,
 )
-from honed.protocol.results import (
-    AppUse,
-    ComparedOutput,
-    DevicePeaks,
-    ModelSettings,
-    ModelShown,
-    OptimisationCheck,
-    ServedRequests,
-    VersionPinned,
-)
+from honed.protocol.results import AppUse, ModelSettings, ModelShown, ServedRequests, VersionPinned
 from honed.protocol.service import Status
+from honed.protocol.values import ComparedOutput, DevicePeaks, OptimisationCheck, engine_name
 from honed.runtime.client import Client
 from honed.runtime.engines import HIGHEST
 from honed.tool.output import (

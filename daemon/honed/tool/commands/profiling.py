@@ -10,8 +10,9 @@ from typing import Any
 
 from honed.machine.files import replacing
 from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
-from honed.protocol.params import ModelParams, engine_name
-from honed.protocol.results import ModelProfile, ModelShown, ProfiledRow, ShownKernel
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ModelShown
+from honed.protocol.values import ModelProfile, ProfiledRow, ShownKernel, engine_name
 from honed.runtime.client import Client
 from honed.tool.output import Console, Output, figure_text, line, table
 from honed.tool.parser import Parser, count, define

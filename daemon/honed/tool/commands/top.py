@@ -13,8 +13,9 @@ from typing import Any
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
-from honed.protocol.params import TuningFigures, engine_name
+from honed.protocol.params import TuningFigures
 from honed.protocol.service import DurationSummary, Metrics, ModelFigures
+from honed.protocol.values import engine_name
 from honed.runtime.client import Client
 from honed.tool.output import (
     Console,

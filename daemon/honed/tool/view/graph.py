@@ -19,7 +19,7 @@ from typing import Final, Literal
 from honed.machine.files import replacing
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import MODEL_PROFILE
-from honed.protocol.results import ModelProfile
+from honed.protocol.values import ModelProfile
 from honed.runtime.client import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (

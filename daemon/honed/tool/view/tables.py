@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from honed.daemon.idle.signals import value_text
-from honed.protocol.params import engine_name
-from honed.protocol.results import (
+from honed.protocol.results import ModelPlacement, ShownVariant
+from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
+from honed.protocol.values import (
     DeviceIdentity,
-    ModelPlacement,
     PartitionInfo,
-    ShownVariant,
     SpecialisationInfo,
     TensorMetadata,
+    engine_name,
 )
-from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
 from honed.tool.output import Table, bytes_text, clean, seconds_text, shape_text, table
 
 

@@ -31,7 +31,6 @@ from honed.protocol.errors import (
     Unimplemented,
 )
 from honed.protocol.params import (
-    Data,
     InferOptions,
     InferParams,
     InputTensor,
@@ -40,9 +39,9 @@ from honed.protocol.params import (
     RegionName,
     RegionParams,
     RegionPlace,
-    engine_name,
 )
 from honed.protocol.strict import Map
+from honed.protocol.values import Data, engine_name
 from honed.runtime.dtypes import STRING, DType, dtype, from_datatype, is_text
 from honed.runtime.encodings import decode_text, encode_text
 

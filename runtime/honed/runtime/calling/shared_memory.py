@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
-from honed.protocol.params import ROOM_ALIGN
+from honed.protocol.values import ROOM_ALIGN
 from honed.protocol.wire import FrameLimits
 from honed.runtime.dtypes import dtype
 

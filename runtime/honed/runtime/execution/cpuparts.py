@@ -21,8 +21,7 @@ from honed.machine.bundle import has_cpu_engine
 from honed.process.children import ResourceLimits, python
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
-from honed.protocol.params import Data
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import Data, ObservedSizes
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor
 from honed.runtime.compiled.modelfile import ModelFile

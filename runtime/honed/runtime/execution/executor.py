@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
 from honed.protocol.errors import Cancelled, DeviceError, InvalidArgument
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime.compiled.model import (
     COMPILED_PART,
     CPU_PART,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from honed.process.rpc import Call
-from honed.protocol.params import Data
+from honed.protocol.values import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartitionTensor
 

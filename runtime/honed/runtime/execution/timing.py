@@ -8,7 +8,7 @@ from typing import Any, Literal
 from honed.machine import roofline
 from honed.machine.opencl import event_seconds
 from honed.machine.profile import DevicePeaks
-from honed.protocol.results import ProfiledRow
+from honed.protocol.values import ProfiledRow
 from honed.runtime.compiled.model import CompiledModel, Kernel
 
 

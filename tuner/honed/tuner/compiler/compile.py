@@ -22,7 +22,7 @@ from honed.machine.profile import DeviceProfile
 from honed.onnxfile.reading import clean
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SkippedSizes, SourceModel
 from honed.runtime.engines import HIGHEST

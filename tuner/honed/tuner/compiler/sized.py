@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
-from honed.protocol.results import ObservedSizes
+from honed.protocol.values import ObservedSizes
 from honed.runtime.comparison import PairedTiming
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (

@@ -22,7 +22,7 @@ from onnx import TensorProto
 
 from honed.onnxfile.reading import MISLED, UNNAMED, clean, forget_names, read
 from honed.protocol.errors import HonedError, InvalidArgument
-from honed.protocol.results import OptimisationCheck
+from honed.protocol.values import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution.verification import compare, differences
 
