@@ -39,6 +39,7 @@ settings.register_profile(
     phases=(Phase.generate, Phase.shrink),
 )
 settings.load_profile("honed")
+gc.disable()  # What is imported and collected stays; see pytest_collection_finish
 _constants_of_modules = providers._get_local_constants
 os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the programs that tests start
 # Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
@@ -170,6 +171,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

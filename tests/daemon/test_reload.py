@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 Y = X + np.arange(SIZE, dtype=np.float32) + 1
-RELOADS = 30
+RELOADS = 10
 
 
 def configure(service: Service, text: str) -> Path:
@@ -44,9 +44,8 @@ def in_force(client: Client) -> dict[str, object]:
     return {each["name"]: each["value"] for each in client.config()["settings"]}
 
 
-def test_a_reload_under_load_loses_nothing(start_service: Starter, small_model: Path) -> None:
-    """Two clients at work, thirty reloads by method and signal: no error, no wrong answer, no reconnect."""
-    service = start_service()
+def test_a_reload_under_load_loses_nothing(service: Service, small_model: Path) -> None:
+    """Two clients at work, ten reloads by method and signal: no error, no wrong answer, no reconnect."""
     stop = threading.Event()
     served = [0, 0]
     failed: list[BaseException] = []
@@ -99,6 +98,7 @@ def test_a_reload_under_load_loses_nothing(start_service: Starter, small_model: 
                 thread.join()
         assert not failed
         whole = client.metrics()["whole"]
+        client.remove("small")
         assert whole["served"] == sum(served)
         assert not whole["failures"]
 

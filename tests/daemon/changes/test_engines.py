@@ -341,7 +341,7 @@ def scaled(folder: Path, factor: float) -> Path:
 
 def test_replacing_a_model_under_load_refuses_no_request(both: Service, tmp_path: Path) -> None:
     """What waits meanwhile is checked anew for the model that took its place."""
-    count, done = 12, threading.Event()
+    count, done = 7, threading.Event()
     answered: list[dict[str, Any]] = []
     errors: list[Exception] = []
 
@@ -355,7 +355,7 @@ def test_replacing_a_model_under_load_refuses_no_request(both: Service, tmp_path
 
     with both.client() as client:
         client.add(scaled(tmp_path, 1), engine="cpu")
-        askers = [threading.Thread(target=ask) for _ in range(6)]  # five of them wait at any time
+        askers = [threading.Thread(target=ask) for _ in range(4)]  # three of them wait at any time
         for asker in askers:
             asker.start()
         try:

@@ -8,7 +8,6 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,18 +27,18 @@ Y = X + np.arange(N, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with more than LARGE bytes in and out."""
-    return add_constant(N).write(tmp_path_factory.mktemp("models") / "large.honed")
+def large(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """The service with a second model, which has more than LARGE bytes in and out."""
+    with service.client() as client:
+        client.add(add_constant(N).write(tmp_path_factory.mktemp("models") / "large.honed"))
+    return service
 
 
 @pytest.fixture
-def loaded(service: Service, large: Path) -> Iterator[Client]:
+def loaded(large: Service) -> Iterator[Client]:
     """A client of a service that has the large model, too."""
-    with service.client() as client:
-        client.add(large)
+    with large.client() as client:
         yield client
-        client.remove("large")
 
 
 def placed(client: Client, model: str = "large") -> int:
