@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from honed.runtime import Client
 from honed.tool.main import main
 from tests.runtime.builder import add_constant
 
-from .running import Service, serving, start
+from .running import Made, Service, serving, start, state_with
 
 Hone = Callable[..., tuple[int, str, str]]
 SIZE = 8  # elements of the small model's input
@@ -39,36 +38,14 @@ def start_service(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Ser
         service.stop()
 
 
-@pytest.fixture(scope="session")
-def state_with_small(
-    made_once: Callable[[str, Callable[[Path], object]], Path], cache_dir: Path, small_model: Path
-) -> Path:
-    """The state folder of a daemon to which the small model was added."""
-
-    def make(state: Path) -> None:
-        service = start(state, cache_dir)
-        try:
-            with service.client() as client:
-                client.add(small_model, name="small")
-        finally:
-            service.stop()
-
-    return made_once("state-with-small", make)
-
-
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, state_with_small: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, made_once: Made, small_model: Path
 ) -> Iterator[Service]:
-    """A daemon for a whole module, serving the small model as "small".
-
-    It loads the model from its store, which takes two processes less than adding it.
-    """
-    state = tmp_path_factory.mktemp("state")
-    shutil.copytree(state_with_small, state, dirs_exist_ok=True)
-    running = start(state, cache_dir)
-    yield running
-    running.stop()
+    """A daemon for a whole module, serving the small model as "small"."""
+    stored = state_with(made_once, small_model, cache_dir)
+    with serving(tmp_path_factory, cache_dir, stored=stored) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from honed.http.main import main
 from honed.runtime.dtypes import NARROW
-from tests.daemon.running import Service, serving, wait_for
+from tests.daemon.running import Made, Service, serving, state_with, wait_for
 
 from .conftest import Bridge, Main
 from .test_http_client import listening_at
@@ -39,11 +39,11 @@ INFER = "/v2/models/small/infer"
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, made_once: Made, small_model: Path
 ) -> Iterator[Service]:
-    with serving(tmp_path_factory, cache_dir) as running:
+    stored = state_with(made_once, small_model, cache_dir)
+    with serving(tmp_path_factory, cache_dir, stored=stored) as running:
         with running.client() as client:
-            client.add(small_model, name="small")
             (tensor,) = client.metadata("small")["inputs"]
             assert tensor == X, "the requests are made for it"
         yield running

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from honed.runtime.errors import ResourceExhausted
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
-from tests.daemon.running import DEADLINE, Service, descriptors, memory, serving, wait_for
+from tests.daemon.running import DEADLINE, Made, Service, descriptors, memory, serving, state_with, wait_for
 from tests.runtime.builder import Builder
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -44,12 +44,12 @@ max_regions = 4
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, made_once: Made, small_model: Path
 ) -> Iterator[Service]:
     """A daemon with tight limits."""
-    with serving(tmp_path_factory, cache_dir, config=CONFIG) as running:
+    stored = state_with(made_once, small_model, cache_dir)
+    with serving(tmp_path_factory, cache_dir, config=CONFIG, stored=stored) as running:
         with running.client() as client:
-            client.add(small_model, name="small")
             client.add(wide_model(tmp_path_factory.mktemp("wide")), name="wide")
         yield running
 

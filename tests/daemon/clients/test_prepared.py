@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from honed.runtime.errors import HonedError, InvalidArgument, NotFound
 from tests.daemon.clients.test_repeated import ANOTHER, GOOD, INPUT, X, answered
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
-from tests.daemon.running import Service
+from tests.daemon.running import NO_TUNER, Service
 from tests.runtime.builder import add_constant
 
 OWN = ("id", "raw_input_contents")
@@ -276,18 +276,18 @@ def test_regions_count_as_they_are_when_a_prepared_request_runs(service: Service
         assert raw.call("SystemSharedMemoryUnregister", {"name": "p"})[2] is None
 
 
-def test_limits_that_change_count_for_prepared_requests(
-    start_service: Callable[..., Service], tmp_path: Path
-) -> None:
-    service, size = start_service(), 4000
+def test_limits_that_change_count_for_prepared_requests(empty_service: Service, tmp_path: Path) -> None:
+    service, size = empty_service, 4000
     with service.client() as client, Raw(service.socket) as raw:
         client.add(add_constant(size).write(tmp_path / "large.honed"), name="m")
         number = answered(raw, {"model_name": "m", "inputs": _of(size)["inputs"]}, "ModelPrepare")
         asked = number | {"raw_input_contents": [bytes(4 * size)]}
         for _ in range(2):
             assert len(answered(raw, asked, "ModelRun")["raw_output_contents"][0]) == 4 * size
-        service.configure("[limits]\nmax_message_bytes = 4096\n")
+        service.configure("[limits]\nmax_message_bytes = 4096\n" + NO_TUNER)
         assert "an answer may hold 8192" in answered(raw, asked, "ModelRun")["message"]
+        service.configure(NO_TUNER)
+        client.remove("m")
         client.remove("m")
         with pytest.raises(NotFound):
             client.infer("m", {"x": np.zeros(size, np.float32)})

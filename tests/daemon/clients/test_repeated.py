@@ -126,9 +126,8 @@ def test_failures_are_counted_like_any(service: Service, raw: Raw, client: Clien
 
 
 def test_a_model_that_was_replaced_or_removed_is_not_remembered(
-    start_service: Callable[..., Service], small_model: Path, tmp_path: Path
+    service: Service, small_model: Path, tmp_path: Path
 ) -> None:
-    service = start_service()
     given = {"x": X}
     longer = add_constant(SIZE + 1).write(tmp_path / "longer.honed")
     with service.client() as app, service.client() as admin:
@@ -147,6 +146,7 @@ def test_a_model_that_was_replaced_or_removed_is_not_remembered(
         admin.add(small_model, name="m")
         for _ in range(2):
             assert app.infer("m", given)["y"].shape == (SIZE,)
+        admin.remove("m")
 
 
 def test_limits_that_change_count_for_the_next_request(

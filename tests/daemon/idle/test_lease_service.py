@@ -17,7 +17,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
-from tests.daemon.running import IDLE, Service, serving, wait_for
+from tests.daemon.running import IDLE, Made, Service, serving, state_with, wait_for
 
 from .lease_holder import Tuner
 
@@ -27,12 +27,11 @@ X = {"x": np.ones(SIZE, np.float32)}
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, made_once: Made, small_model: Path
 ) -> Iterator[Service]:
     """For all tests here, whose tuners are gone when they end."""
-    with serving(tmp_path_factory, cache_dir, config=IDLE) as running:
-        with running.client() as client:
-            client.add(small_model, name="small")
+    stored = state_with(made_once, small_model, cache_dir)
+    with serving(tmp_path_factory, cache_dir, config=IDLE, stored=stored) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.records.verdict import Outcome
 from honed.valhall.compiler import Dump
 from tests.daemon.conftest import small_model
-from tests.daemon.running import IDLE, Service, serving, wait_for
+from tests.daemon.running import IDLE, Made, Service, serving, state_with, wait_for
 from tests.extensions.valhall.conftest import dump, source
 from tests.extensions.valhall.test_bench import OneProgram
 from tests.extensions.valhall.test_bench import candidate as known
@@ -32,11 +32,10 @@ N = 4096
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, made_once: Made, small_model: Path
 ) -> Iterator[Service]:
-    with serving(tmp_path_factory, cache_dir, config=IDLE) as running:
-        with running.client() as client:
-            client.add(small_model, name="small")
+    stored = state_with(made_once, small_model, cache_dir)
+    with serving(tmp_path_factory, cache_dir, config=IDLE, stored=stored) as running:
         yield running
 
 

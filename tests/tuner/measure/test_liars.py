@@ -21,10 +21,10 @@ from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import MeasureLimits, Workload
 from honed.tuner.measure.checks import NAMES
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.measure.process import COMMAND
 from honed.tuner.records.verdict import Outcome, Verdict
 from tests.pocl import ONE
 from tests.tuner.liars import compiler_abort, honest, kinds, owned_clocks
+from tests.tuner.liars.checking import COMMAND, MeasurerOfManyChecks
 
 N = honest.N
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
@@ -41,8 +41,8 @@ def only(*checks: str) -> frozenset[str]:
 
 @pytest.fixture(scope="module")
 def judge(device: Device, profile: DeviceProfile, workload: Workload) -> Iterator[Judge]:
-    """The verdict on a source, with a child for each setting of checks that is used again."""
-    open_ones: dict[object, Measurer] = {}
+    """The verdict on a source, with a child for each of the limits and commands."""
+    open_ones: dict[object, MeasurerOfManyChecks] = {}
 
     def verdict(
         source: str,
@@ -53,11 +53,16 @@ def judge(device: Device, profile: DeviceProfile, workload: Workload) -> Iterato
         limits: MeasureLimits = LIMITS,
         command: tuple[str, ...] = COMMAND,
     ) -> Verdict:
-        key = (without, limits, command)
+        key = (limits, command) if command == COMMAND else (limits, command, without)
         if key not in open_ones:
-            open_ones[key] = Measurer(device.spec, profile, limits, without=without, command=command)
-        open_ones[key].load(task)
-        return open_ones[key].measure(honest.candidate(task, source, groups=N // 64, inner=inner))
+            open_ones[key] = MeasurerOfManyChecks(
+                device.spec, profile, limits, without=without, command=command
+            )
+        measurer = open_ones[key]
+        if command == COMMAND:
+            measurer.leave_out(without)
+        measurer.load(task)
+        return measurer.measure(honest.candidate(task, source, groups=N // 64, inner=inner))
 
     yield verdict
     for measurer in open_ones.values():

@@ -161,7 +161,7 @@ def test_a_slow_candidate_is_timed_few_times(measurer: Measurer, workload: Workl
     assert found.timing.repeats == LIMITS.few_repeats
 
 
-def test_a_candidate_is_noted_before_it_is_run(
+def test_a_candidate_is_noted_before_it_is_run_and_closing_ends_the_child(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
     noted: list[str] = []
@@ -171,7 +171,10 @@ def test_a_candidate_is_noted_before_it_is_run(
         measurer.measure(made)
         measurer.measure(made)
         measurer.measure(honest.candidate(workload, kinds.DIVERGENT_BARRIER, groups=N // 64))
+        pid = measurer.pid
     assert noted == [made.id], "and one that never reaches the child is not"
+    assert pid is not None
+    assert gone(pid), "closing ends the child"
 
 
 def test_what_is_prepared_is_built_beside_and_blamed_alone(
@@ -231,14 +234,6 @@ def test_the_child_dies_with_its_parent(
     parent.wait()
     parent.stdout.close()
     assert until(lambda: gone(pid))
-
-
-def test_closing_ends_the_child(device: Device, profile: DeviceProfile, workload: Workload) -> None:
-    with Measurer(device.spec, profile, LIMITS) as measurer:
-        measurer.load(workload)
-        pid = measurer.pid
-        assert pid is not None
-    assert gone(pid)
 
 
 def test_tensors_that_do_not_fit_the_workload_are_refused(

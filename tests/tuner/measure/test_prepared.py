@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure import timing
-from honed.tuner.measure.candidate import Candidate, Workload, inference_launches, prepared_launches
+from honed.tuner.measure.candidate import (
+    Candidate,
+    MeasureLimits,
+    Workload,
+    inference_launches,
+    prepared_launches,
+)
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
@@ -29,6 +36,14 @@ MULTIPLY = """__kernel void multiply(__global const float* x, __global const flo
   int i = get_global_id(0); y[i] = x[i] * p[i]; }
 """
 SPOIL = MULTIPLY.replace("* p[i];", "* p[i]; ((__global float*)p)[i] += 1.0f;")
+
+
+@pytest.fixture(scope="module")
+def measurer(device: Device, profile: DeviceProfile) -> Iterator[Measurer]:
+    """One child for all candidates, whose verdicts are looked at and not their times."""
+    limits = MeasureLimits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
+    with Measurer(device.spec, profile, limits) as one:
+        yield one
 
 
 @pytest.fixture
@@ -97,12 +112,11 @@ def test_a_run_is_what_an_inference_launches(device: Device, workload: Workload)
 
 
 @pytest.mark.opencl
-def test_a_candidate_that_packs_is_right(device: Device, profile: DeviceProfile, workload: Workload) -> None:
-    with Measurer(device.spec, profile) as measurer:
-        for constants in ((), (1,)):
-            measurer.load(replace(workload, constants=constants))
-            verdict = measurer.measure(candidate(name=f"packed {constants}"))
-            assert verdict.outcome is Outcome.RIGHT, verdict.reason
+def test_a_candidate_that_packs_is_right(measurer: Measurer, workload: Workload) -> None:
+    for constants in ((), (1,)):
+        measurer.load(replace(workload, constants=constants))
+        verdict = measurer.measure(candidate(name=f"packed {constants}"))
+        assert verdict.outcome is Outcome.RIGHT, verdict.reason
 
 
 @pytest.mark.opencl
@@ -112,22 +126,18 @@ def test_a_candidate_that_packs_is_right(device: Device, profile: DeviceProfile,
     ids=["changes what is packed", "reads it wrongly"],
 )
 def test_a_candidate_that_is_wrong_in_a_later_run(
-    device: Device, profile: DeviceProfile, workload: Workload, multiply: str, why: str
+    measurer: Measurer, workload: Workload, multiply: str, why: str
 ) -> None:
-    with Measurer(device.spec, profile) as measurer:
-        measurer.load(workload)
-        verdict = measurer.measure(candidate(multiply, name=multiply))
+    measurer.load(workload)
+    verdict = measurer.measure(candidate(multiply, name=multiply))
     assert verdict.outcome is Outcome.WRONG
     assert why in verdict.reason
 
 
 @pytest.mark.opencl
-def test_packing_outside_of_the_constants_is_refused(
-    device: Device, profile: DeviceProfile, workload: Workload
-) -> None:
-    with Measurer(device.spec, profile) as measurer:
-        measurer.load(workload)
-        one = candidate()
-        wild = replace(one, id="wild", source=one.source.replace("p[i] = w[i]", "p[i + 1] = w[i]"))
-        verdict = measurer.measure(wild)
+def test_packing_outside_of_the_constants_is_refused(measurer: Measurer, workload: Workload) -> None:
+    measurer.load(workload)
+    one = candidate()
+    wild = replace(one, id="wild", source=one.source.replace("p[i] = w[i]", "p[i + 1] = w[i]"))
+    verdict = measurer.measure(wild)
     assert verdict.outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG)
