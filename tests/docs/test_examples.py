@@ -19,11 +19,11 @@ from onnx import helper
 import honed.runtime
 from tests.daemon.changes.test_engines import tensor, write
 from tests.daemon.conftest import SIZE, service, small_model, start_service
-from tests.daemon.running import DEADLINE, Service, start
+from tests.daemon.running import DEADLINE, Made, Service, start
 from tests.daemon.serving.own_models import adding
 from tests.decoders import InApp, decoder
 from tests.docs.test_documents import GUIDES, blocks
-from tests.libhoned.binding import SANITIZED, compiled, lacking
+from tests.libhoned.binding import SANITIZED, compiled, lacking, objects
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures
 
@@ -37,9 +37,11 @@ needs_gcc = pytest.mark.skipif(bool(lacking()), reason=f"there is no {', '.join(
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(made_once: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """infer.c, compiled with all warnings as errors, and with checks of memory and undefined behaviour."""
-    return compiled(EXAMPLES / "infer.c", tmp_path_factory.mktemp("c") / "infer", *SANITIZED)
+    library = made_once("libhoned-sanitized", lambda path: objects(path, *SANITIZED))
+    made = tmp_path_factory.mktemp("c") / "infer"
+    return compiled(EXAMPLES / "infer.c", made, *SANITIZED, library=library)
 
 
 def run(

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,31 @@ def lacking() -> list[str]:
     return missing if parser.exists() else [*missing, "libmsgpack-dev"]
 
 
-def compiled(source: Path, made: Path, *flags: str, compiler: str = "gcc") -> Path:
-    """A program with the library's own sources in it, so that sanitizers see both; warnings are errors."""
+def compiled(
+    source: Path, made: Path, *flags: str, compiler: str = "gcc", library: Path | None = None
+) -> Path:
+    """A program with the library's own sources in it, so that sanitizers see both; warnings are errors.
+
+    `library` is a folder of `objects`, with the same flags, in place of the sources.
+    """
+    own = sorted(library.glob("*.o") if library else (ROOT / "libhoned" / "src").glob("*.c"))
+    _compile(compiler, [source, *own], "-o", str(made), *flags)
+    return made
+
+
+def objects(folder: Path, *flags: str) -> None:
+    """The library's sources, each compiled into the folder."""
+    folder.mkdir()
+    for source in (ROOT / "libhoned" / "src").glob("*.c"):
+        _compile("gcc", [source], "-c", "-o", str(folder / f"{source.stem}.o"), *flags)
+
+
+def _compile(compiler: str, sources: Sequence[Path], *flags: str) -> None:
     assert shutil.which(compiler)
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
-    sources = [str(source), *map(str, sorted((ROOT / "libhoned" / "src").glob("*.c")))]
     options = ["-std=c99", "-O1", "-g", "-D_GNU_SOURCE", '-DHONED_LIBRARY_VERSION="test"', *warnings]
-    include = [f"-I{HEADER.parent}"]
-    subprocess.run([compiler, *options, *include, "-o", str(made), *sources, *flags], check=True)
-    return made
+    command = [compiler, *options, f"-I{HEADER.parent}", *map(str, sources), *flags]
+    subprocess.run(command, check=True)
 
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")

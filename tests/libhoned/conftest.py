@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .binding import SANITIZED, Library, build, compiled, lacking
+from .binding import SANITIZED, Library, build, compiled, lacking, objects
 
 HERE = Path(__file__).parent
 Made = Callable[[str, Callable[[Path], object]], Path]
@@ -36,7 +36,10 @@ def library(built: Path) -> Library:
 @pytest.fixture(scope="session")
 def driver(made_once: Made) -> Path:
     """driver.c with checks of memory and of undefined behaviour."""
-    return made_once("libhoned-driver", lambda path: compiled(HERE / "driver.c", path, *SANITIZED))
+    library = made_once("libhoned-sanitized", lambda path: objects(path, *SANITIZED))
+    return made_once(
+        "libhoned-driver", lambda path: compiled(HERE / "driver.c", path, *SANITIZED, library=library)
+    )
 
 
 @pytest.fixture(scope="session")

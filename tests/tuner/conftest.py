@@ -8,6 +8,7 @@ import pytest
 
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.process import NO_CACHES
+from tests.tuner import warm
 from tests.tuner.liars import honest
 
 
@@ -19,6 +20,14 @@ def _kept_kernels() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(NO_CACHES, "POCL_KERNEL_CACHE", raising=False)  # folders of extensions have it, too
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_evaluators() -> Iterator[None]:
+    """Has evaluators of models forked; a module whose tests are about their processes says otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        warm.install(patch)
         yield
 
 

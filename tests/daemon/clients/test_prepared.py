@@ -288,6 +288,5 @@ def test_limits_that_change_count_for_prepared_requests(empty_service: Service, 
         assert "an answer may hold 8192" in answered(raw, asked, "ModelRun")["message"]
         service.configure(NO_TUNER)
         client.remove("m")
-        client.remove("m")
         with pytest.raises(NotFound):
             client.infer("m", {"x": np.zeros(size, np.float32)})

@@ -18,6 +18,11 @@ from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate
 from .parsing import parsed
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm_evaluators() -> None:
+    """None: evaluators are started as programs here."""
+
+
 def _done(result: Reference | ReferenceFailure) -> Reference:
     assert isinstance(result, Reference), result
     return result
