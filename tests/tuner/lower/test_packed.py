@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -20,7 +22,9 @@ TERMS, COLUMNS, BLOCK = 64, 4, 32
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", ["middle", "packed", "between"])
-def test_every_number_comes_out_as_it_is(kind: type[np.floating], bits: int, zeros: str) -> None:
+@pytest.mark.parametrize("units", [4, 132])
+def test_every_number_comes_out_as_it_is(kind: type[np.floating], bits: int, zeros: str, units: int) -> None:
+    """A large GPU unpacks the numbers once for all rows, others in each group."""
     rng, blocks = np.random.default_rng(bits), TERMS // BLOCK
     numbers = rng.integers(0, 1 << bits, (COLUMNS, TERMS))
     zero = np.full((COLUMNS, blocks), 1 << (bits - 1), np.float64)
@@ -38,8 +42,10 @@ def test_every_number_comes_out_as_it_is(kind: type[np.floating], bits: int, zer
         f" y = com.microsoft.MatMulNBits <{attributes}, block_size = {BLOCK}> ({names}) }}",
         **given,
     )
-    module = legalize(import_relax(normalise(model)), imagined("mali"))[0]
-    assert any("packed" in one.name_hint for one in module.get_global_vars())
+    profile = imagined("mali" if units == 4 else "gpu")
+    profile = replace(profile, limits=replace(profile.limits, compute_units=units))
+    module = legalize(import_relax(normalise(model)), profile)[0]
+    assert any("packed" in one.name_hint for one in module.get_global_vars()) == (units == 4)
     run = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())["main"]
     (got,) = (one.numpy() for one in run(tvm.runtime.tensor(np.eye(TERMS, dtype=kind))))
     np.testing.assert_array_equal(got, (numbers - np.repeat(zero, BLOCK, axis=1)).T)

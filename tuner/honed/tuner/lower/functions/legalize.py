@@ -80,7 +80,7 @@ def legalize(
         simplified = tvm.transform.Sequential(
             [steps.DecomposeOpsForInference(), steps.CanonicalizeBindings(), steps.EliminateCommonSubexpr()]
         )
-        simple = multiply_packed(multiply_bytes(simplified(module), profile))
+        simple = multiply_packed(multiply_bytes(simplified(module), profile), profile)
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf} | extremes.rules()

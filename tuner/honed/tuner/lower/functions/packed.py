@@ -19,10 +19,16 @@ from tvm import ir, relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from honed.machine.profile import DeviceProfile
+
 from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
 _WORD = 32  # Bits, as models are normalised
 _MOST_ZERO = 255  # Largest zero point that is added exactly to a float of 2^10 and more
+# Products of as many rows unpack their constants once for all rows on devices of as many compute units: each
+# of the groups would unpack them again (135 million parameters, 256 rows, H200: docs/dev/measurements.md).
+_MANY_ROWS = 64
+_MANY_UNITS = 64
 _PACKED_AXES = 4  # Blocks, words of a block, numbers of a word, columns
 
 
@@ -51,19 +57,25 @@ class _Packed:
     scales: ir.GenericConst  # Shape [blocks, 1, 1, columns]
 
 
-def multiply_packed(module: IRModule) -> IRModule:
-    """Return a Relax module whose products with packed constants are one operator each."""
+def multiply_packed(module: IRModule, profile: DeviceProfile) -> IRModule:
+    """Return a Relax module whose products with packed constants are one operator each.
+
+    Those that had better unpack them first stay as they are.
+    """
     main = module.get_global_var("main")
-    mutated = _Products(module)
+    many = profile.limits.compute_units >= _MANY_UNITS and not profile.family.processor
+    mutated = _Products(module, _MANY_ROWS if many else None)
     mutated.builder_.update_func(main, mutated.visit_expr(module[main]))
     return relax.transform.DeadCodeElimination()(mutated.builder_.get()) if mutated.found else module
 
 
 @mutator
 class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
-    def __init__(self, module: IRModule) -> None:
+    def __init__(self, module: IRModule, rows: int | None) -> None:
+        """Initialise; products of `rows` rows or more are left out, with None none."""
         super().__init__(module)
         self.found = False
+        self._rows = rows
         self._made = {one.var: one.value for one in bindings(module["main"])}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -94,6 +106,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             not is_call(call, "relax.matmul")
             or str(call.ty.dtype) not in _FLOATS
             or not all(map(is_fixed, call.args))
+            or (self._rows is not None and math.prod(extents(call)[:-1]) >= self._rows)
         ):
             return None
         scaled, scales, *_ = self._operands_of(self._first(call.args[1], "reshape"), "multiply")
