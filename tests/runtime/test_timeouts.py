@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import Asking, InferenceBase, infer_call
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.calling.steps import limit_of
+from honed.runtime.client import SocketLink
 from honed.tool.parser import patience
 
 NO_LIMIT = [None, math.inf, 1e9, 1e300, 86_400, 10**400, np.float64("inf")]
@@ -83,3 +85,14 @@ def test_the_command_line_says_what_is_no_time(text: str) -> None:
 
 def test_the_command_line_takes_infinity() -> None:
     assert [limit_of(patience(text)) for text in ("inf", "1e9", "30")] == [None, None, 30]
+
+
+def test_a_write_to_a_service_that_reads_nothing_ends(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(1)
+        link = SocketLink(path, 0.05)
+        with pytest.raises(Unavailable):
+            link.send("ModelInfer", {"raw_input_contents": [bytes(8 << 20)]}, ())
+        assert not link.usable()
