@@ -98,6 +98,7 @@ def test_what_was_written_runs(device: Device, tmp_path: Path) -> None:
 _DIGESTS = """
 import hashlib, sys
 from pathlib import Path
+from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 path, output, profile = (Path(one) for one in sys.argv[1:4])
