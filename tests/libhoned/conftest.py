@@ -36,7 +36,7 @@ def library(built: Path) -> Library:
 @pytest.fixture(scope="session")
 def driver(made_once: Made) -> Path:
     """driver.c with checks of memory and of undefined behaviour."""
-    library = made_once("libhoned-sanitized", lambda path: objects(path, *SANITIZED))
+    library = made_once("libhoned-sanitized-objects", lambda path: objects(path, *SANITIZED))
     return made_once(
         "libhoned-driver", lambda path: compiled(HERE / "driver.c", path, *SANITIZED, library=library)
     )
