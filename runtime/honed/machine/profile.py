@@ -20,6 +20,7 @@ from honed.protocol.values import DeviceIdentity, DevicePeaks, Figure
 
 from .families import FAMILIES, DeviceFamily, DriverClass, driver_class
 
+_MANY_UNITS = 64  # Compute units of a large GPU; an H200 has 132
 MAX_FILE_BYTES = 64 << 10
 __all__ = ["DeviceIdentity", "DeviceLimits", "DevicePeaks", "DeviceProfile", "Figure", "ScheduleRules"]
 
@@ -80,6 +81,11 @@ class DeviceProfile:
     def driver(self) -> DriverClass:
         """The class of the device's driver."""
         return driver_class(self.identity.platform, self.identity.driver_version)
+
+    @property
+    def is_large_gpu(self) -> bool:
+        """Return whether this is a GPU of so many compute units that products of 128 rows leave some idle."""
+        return not self.family.processor and self.limits.compute_units >= _MANY_UNITS
 
     @property
     def costly_addresses(self) -> bool:

@@ -40,7 +40,7 @@ def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
     return f"{name} isolated" if isolated else name
 
 
-@functools.cache  # Each request asks several times
+@functools.cache  # Each request calls it several times
 def is_cpu(engine: str) -> bool:
     """Return whether an engine is a CPU engine, shared or of a user."""
     return engine.startswith(CPU_ENGINE)
@@ -214,7 +214,7 @@ class ServedModel:
     comparing: bool = False  # A comparison of both engines is in progress
     compared: float = float("-inf")  # Start of the last comparison (monotonic seconds)
     drift: LatencyDrift = field(default_factory=LatencyDrift)
-    name: str = field(init=False)  # The manifest's, by which clients request the model
+    name: str = field(init=False)  # The name by which clients request the model
 
     def __post_init__(self) -> None:
         self.name = self.manifest.name

@@ -102,7 +102,9 @@ class Recent:
     """A histogram that knows those of the last minute apart; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
-        self._slices: deque[tuple[float, Histogram]] = deque()  # The last minute, one a slice of time
+        self._slices: deque[tuple[float, Histogram]] = (
+            deque()
+        )  # Durations of the last minute, by slice of time
         self._older = Histogram()
 
     def add(self, duration: Duration, now: float) -> None:
@@ -175,7 +177,7 @@ class Statistics:
     input_ns: int = 0  # Sums over answered requests, as are the next two
     infer_ns: int = 0
     output_ns: int = 0
-    # This object, its parent, and so on.
+    # This object, its parent, the parent of that, up to the last.
     lineage: tuple[Statistics, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -27,7 +27,6 @@ _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_in
 _CONSTANT: Final = "encoder_"
 # Tokens of a run of the compiled shapes for prompts. All devices have the shortest.
 _CHUNKS: Final = (64, 128, 256)
-_MANY_UNITS: Final = 64  # Compute units that even runs of 128 tokens leave idle in part
 _PART: Final = 256  # Tokens of a run by ONNX Runtime, if only the last token's outputs are requested
 CAPACITIES: Final = (256, 512, 1024, 2048)
 _POSITIONS: Final = "position_ids"
@@ -76,7 +75,7 @@ def longest_chunk(profile: DeviceProfile | None) -> int:
     """
     if profile is None or profile.family.processor:
         return _CHUNKS[0]
-    return _CHUNKS[2 if profile.limits.compute_units >= _MANY_UNITS else 1]
+    return _CHUNKS[2 if profile.is_large_gpu else 1]
 
 
 def forms_for(step: StepSize, longest: int) -> tuple[DecoderBucket, ...]:

@@ -25,10 +25,9 @@ from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
 _WORD = 32  # Bits, as models are normalised
 _MOST_ZERO = 255  # Largest zero point that is added exactly to a float of 2^10 and more
-# Products of as many rows unpack their constants once for all rows on devices of as many compute units: each
-# of the groups would unpack them again (135 million parameters, 256 rows, H200: docs/dev/measurements.md).
+# Products of as many rows unpack their constants once for all rows on a large GPU: each of its many groups
+# would unpack them again, which took twice as long for prompts on an H200.
 _MANY_ROWS = 64
-_MANY_UNITS = 64
 _PACKED_AXES = 4  # Blocks, words of a block, numbers of a word, columns
 
 
@@ -60,11 +59,10 @@ class _Packed:
 def multiply_packed(module: IRModule, profile: DeviceProfile) -> IRModule:
     """Return a Relax module whose products with packed constants are one operator each.
 
-    Those that had better unpack them first stay as they are.
+    Those of `_MANY_ROWS` rows on a large GPU stay as they are, with a kernel that unpacks the constants.
     """
     main = module.get_global_var("main")
-    many = profile.limits.compute_units >= _MANY_UNITS and not profile.family.processor
-    mutated = _Products(module, _MANY_ROWS if many else None)
+    mutated = _Products(module, _MANY_ROWS if profile.is_large_gpu else None)
     mutated.builder_.update_func(main, mutated.visit_expr(module[main]))
     return relax.transform.DeadCodeElimination()(mutated.builder_.get()) if mutated.found else module
 
@@ -72,7 +70,7 @@ def multiply_packed(module: IRModule, profile: DeviceProfile) -> IRModule:
 @mutator
 class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def __init__(self, module: IRModule, rows: int | None) -> None:
-        """Initialise; products of `rows` rows or more are left out, with None none."""
+        """Initialise; leave out products of at least `rows` rows, with None no product."""
         super().__init__(module)
         self.found = False
         self._rows = rows
