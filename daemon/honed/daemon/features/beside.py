@@ -117,7 +117,7 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
     if manifest.compiled is None:
         why = manifest.decision.reason or "it is being compiled"
     elif runner is entry and not answers(entry, shapes) and entry.on_preferred_engine and entry.on_device:
-        why = failed or "it is not compiled for these shapes yet"
+        why = failed or "it is not compiled for these shapes; it is once the machine is idle"
     else:
         why = runner.remark or "it is not loaded on the device"
     return ModelForm(verified=False, why=why)
