@@ -283,7 +283,7 @@ class Faults:
             for child in psutil.Process(self._service.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     command = child.cmdline()
-                    if module in command and "honed.process.launch" not in command:
+                    if module in command and "honed.process.limits" not in command:
                         return child
         return None
 

@@ -140,7 +140,7 @@ def test_memory_max_is_what_the_limits_add_up_to() -> None:
 
 
 def test_what_memory_runs_out_for_is_no_app() -> None:
-    """Children of the service say so themselves (`honed.process.launch`)."""
+    """Children of the service say so themselves (`honed.process.limits`)."""
     for unit in (SERVICES[1], FARM):
         assert int(dict(directives(unit))["OOMScoreAdjust"]) > 0
     for unit in (*SERVICES, FARM):

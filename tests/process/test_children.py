@@ -83,7 +83,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 
 def test_an_orphan_does_not_start() -> None:
     # As if the parent had died and init had taken over.
-    launched = python("honed.process.launch", "1", "0", "0", "0", "0", *program("print('started')"))
+    launched = python("honed.process.limits", "1", "0", "0", "0", "0", *program("print('started')"))
     done = subprocess.run(launched, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (127, "")
 

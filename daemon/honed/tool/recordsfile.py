@@ -1,4 +1,4 @@
-"""Finds the records of tuning, checks that this user may use them, and runs jobs in the service that has them.
+"""Finds the records of tuning, checks that this user may use them, and runs jobs in a service that has them.
 
 The client is imported here alone: `compiler.py` runs without msgpack, too.
 """

@@ -13,8 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.process.children import FREE, ExitInfo, JobCrashed, ResourceLimits, python, running
-from honed.process.crashes import CrashHeard
+from honed.process.children import FREE, CrashHeard, ExitInfo, JobCrashed, ResourceLimits, python, running
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.values import PRECISIONS, ObservedSizes, OptimisationCheck

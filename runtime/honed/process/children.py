@@ -1,12 +1,15 @@
 """Starts child processes with limits and deadlines, says what ended them, and runs jobs.
 
-A job is a child that ends: arguments in, JSON lines out. `aio` starts children in an event loop.
+A job is a child that ends: arguments in, JSON lines out. If it crashes, Python's faulthandler reports the
+function. `aio` starts children in an event loop.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +19,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO
+from typing import IO, Final
 
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map
 
-from .crashes import CrashHeard, telling
 from .limits import out_of_memory
 
 _MAX_ARGUMENT = 32_000  # Characters, of four bytes at most; Linux allows 128 KiB for one argument
 _TAIL = 8192  # Bytes at the end of a child's output that are searched for its last line
 _MAX_SAID = 300  # Characters of that line
 _LINE = 4 << 20  # Bytes
+_CRASH: Final = b"Fatal Python error: "  # How faulthandler's report of a crash begins
+_FRAME: Final = re.compile(r'  File "(.*)", line \d+ in (\S+)')
+_LIBRARY: Final = re.compile(r".*/(?:site|dist)-packages/(\w+)")
+_CALLED: Final = {"onnx": "ONNX", "onnxruntime": "ONNX Runtime", "tvm": "TVM", "tvm_ffi": "TVM"}
+_answers: list[IO[str]] = []  # Streams to which this process reports its crash
 # Signals with which somebody else, or the kernel if memory runs out, ends a process.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 # Using vfork, all threads of the parent would stop until the child gets a processor.
@@ -136,7 +143,7 @@ def start(
             )
     limits = (bounds.memory_mib, bounds.address_mib, bounds.cpu_seconds, bounds.niceness)
     return subprocess.Popen(
-        [*python("honed.process.launch", str(os.getpid()), *map(str, limits)), *program],
+        [*python("honed.process.limits", str(os.getpid()), *map(str, limits)), *program],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -272,3 +279,39 @@ class JobCrashed(Exception):
     def __init__(self, death: ExitInfo) -> None:
         super().__init__(str(death))
         self.death = death
+
+
+@contextmanager
+def telling(answers: IO[str]) -> Iterator[None]:
+    """Report a crash of this process to its stream of answers during the block."""
+    _answers.append(answers)
+    tell_again()
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+        _answers.remove(answers)
+
+
+def tell_again() -> None:
+    """Enable the report again after a library was loaded that handles signals itself, as TVM does."""
+    if _answers:
+        faulthandler.disable()
+        faulthandler.enable(_answers[-1], all_threads=False)
+
+
+class CrashHeard:
+    """A parser of crash reports in a job's lines; `inside` says where, as in "infer_shapes of ONNX"."""
+
+    def __init__(self) -> None:
+        self.inside = ""
+        self._begun = self._framed = False
+
+    def hears(self, line: bytes) -> bool:
+        """Return whether a line belongs to a crash report, which is the last output of a job."""
+        self._begun = self._begun or line.startswith(_CRASH)
+        if self._begun and not self._framed and (frame := _FRAME.match(line.decode(errors="replace"))):
+            self._framed = True
+            if library := _LIBRARY.match(frame[1]):  # Libraries without a Python wrapper do not match
+                self.inside = f"{frame[2]} of {_CALLED.get(library[1], library[1])}"
+        return self._begun

@@ -1,4 +1,11 @@
-"""Limits that a process sets itself: it ends with its parent, and uses bounded memory."""
+"""Limits that a process sets itself: it ends with its parent, and uses bounded memory.
+
+python -m honed.process.limits PARENT_PID MEMORY_MIB ADDRESS_MIB CPU_SECONDS NICENESS PROGRAM ARGUMENT...
+
+becomes a program within such limits; `children.start` starts it. It runs between fork and exec of a child,
+where a threaded parent must not run Python itself. Each child waits for it, so this module imports little:
+pathlib alone took a quarter of its time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import math
 import os
 import resource
 import signal
+import sys
 import threading
 from contextlib import suppress
 
@@ -15,6 +23,9 @@ _PR_SET_PDEATHSIG = 1  # From linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # From malloc.h
 _ATTRIBUTES = 128  # Bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # Bytes of the stack of a Python thread, Linux's default
+# The kernel should kill the child first if memory runs out, no app and not its parent; among children, those
+# with more niceness.
+_OOM_SCORE, _OOM_NICE = 500, 10
 _MEMORY_RAN_OUT = (  # Phrases in libraries' messages, in lower case
     "bad_alloc",
     "out of memory",
@@ -159,3 +170,30 @@ def no_memory(what: str, said: str, bound: str) -> str:
     return (
         f"{sentence}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"
     )
+
+
+def main(arguments: list[str]) -> None:
+    """Replace this process by the program, or exit with status 127; never return."""
+    parent, memory_mib, address_mib, cpu_seconds, niceness = map(int, arguments[:5])
+    program = arguments[5:]
+    die_with(parent)
+    if memory_mib:
+        limit_data(memory_mib << 20)
+    if address_mib:
+        limit(resource.RLIMIT_AS, address_mib << 20)
+    if cpu_seconds:
+        limit(resource.RLIMIT_CPU, cpu_seconds)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    score, wanted = "/proc/self/oom_score_adj", _OOM_SCORE + _OOM_NICE * max(0, niceness)
+    with open(score) as file:
+        low = int(file.read()) < wanted
+    if low:
+        with open(score, "w") as file:
+            file.write(str(wanted))
+    os.nice(niceness)
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # ONNX Runtime's wheels report to Microsoft otherwise
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

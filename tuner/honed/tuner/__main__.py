@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
-from honed.process.children import answering
-from honed.process.crashes import tell_again
+from honed.process.children import answering, tell_again
 from honed.process.limits import data_is_short, limit_data, out_of_memory
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
