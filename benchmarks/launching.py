@@ -21,11 +21,10 @@ import numpy as np
 
 from honed.machine import devices
 from honed.machine.devices import Device
-from honed.machine.opencl import LOADER
+from honed.machine.opencl import LOADER, handle
 from honed.runtime import load
 from honed.runtime.compiled.model import Copy, HostCall
 from honed.runtime.dtypes import dtype
-from honed.runtime.execution.calls import handle
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.segments import CHUNK, LaunchBatch, empty
 

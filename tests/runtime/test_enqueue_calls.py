@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from honed.machine.devices import Device
-from honed.machine.opencl import LOADER, cl, context
+from honed.machine.opencl import LOADER, Call, Calls, ReusedEvent, cl, context, handle, size, sizes
 from honed.protocol.errors import DeviceError
-from honed.runtime.execution.calls import Call, Calls, ReusedEvent, handle, size, sizes
 
 
 class Driver:

@@ -11,8 +11,7 @@ import pyopencl as cl
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from honed.machine import devices
-from honed.machine.opencl import context
-from honed.runtime.execution.calls import Calls, handle
+from honed.machine.opencl import Calls, context, handle
 from honed.runtime.execution.segments import Command
 from honed.tuner.measure import timing
 from honed.tuner.measure.candidate import Candidate

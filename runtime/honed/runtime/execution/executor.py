@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.devices import Device, select
-from honed.machine.opencl import cl, context, driver_call
+from honed.machine.opencl import Calls, cl, context, driver_call, handle
 from honed.protocol.errors import Cancelled, DeviceError, InvalidArgument
 from honed.protocol.values import ObservedSizes
 from honed.runtime.compiled.model import (
@@ -37,7 +37,6 @@ from honed.runtime.compiled.model import (
 from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
-from .calls import Calls, handle
 from .cpuparts import CpuPartitionProcess, TailPartitions
 from .memory import DeviceMemory, Port
 from .segments import Command, RowCopy

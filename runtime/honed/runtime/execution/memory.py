@@ -23,15 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.devices import Device
-from honed.machine.opencl import LOADER, cl, context, driver_call
+from honed.machine.opencl import LOADER, Calls, cl, context, driver_call, handle, size
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.plan import allocations, constants_of
 from honed.runtime.compiled.sub_buffers import bytes_of, family_of
 from honed.runtime.dtypes import dtype
-
-from .calls import Calls, handle, size
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes

@@ -17,11 +17,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from honed.machine.opencl import LOADER, cl, driver_call
+from honed.machine.opencl import (
+    LOADER,
+    Call,
+    Calls,
+    ReusedEvent,
+    cl,
+    driver_call,
+    handle,
+    own_event,
+    size,
+    sizes,
+)
 from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
-from .calls import Call, Calls, ReusedEvent, handle, own_event, size, sizes
 from .cpuparts import LoadedPartitions
 from .memory import DeviceMemory
 from .timing import Enqueued, HostCallTiming, Timeline
