@@ -40,8 +40,7 @@ from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
 from honed.protocol.values import ENGINE_NAMES, PRECISIONS
 
-from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
-from .staging import Staged, copies, stage
+from .change import BUILT, RECEIVED, Built, Change, Changes, Notify, Staged, copies, stage
 
 # Fields of a manifest that describe engines, which are known only once the model is served.
 # Why a model whose state grows has no compiled file.

@@ -17,9 +17,8 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 
-from .change import BUILT, COMPILED, RECEIVED, Built, Change
+from .change import BUILT, COMPILED, RECEIVED, Built, Change, Staged
 from .compilation import compile_model
-from .staging import Staged
 
 # Lower bounds, from the models of tests/models and LightGlue: compiling each took 330 MiB, plus 7 to 30 times
 # the size of its file.

@@ -5,16 +5,18 @@
         made = await building.build(change, staged, [server])
         await change.commit(entering, [(made.file, made.path)])
 
-A change owns its staging folder and pins the files that it has workers load. Both are released when the
-change ends, so that nothing remains of an uncommitted change.
+A change owns its staging folder, with files received from a client or copied from the store, and pins the
+files that it has workers load. Both are released when the change ends, so that nothing remains of an
+uncommitted change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,18 @@ from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo
-from honed.daemon.store.files import StoredFile
+from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.protocol import strict
-from honed.protocol.errors import AlreadyExists, ResourceExhausted
+from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, ResourceExhausted, Unavailable
+from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
+from honed.protocol.values import ObservedSizes
 
 from .optimisations import OptimisationChecks
-from .staging import Staged, stage_again
 
 # Progress of an addition, from 0 to 1, at the end of each stage.
 RECEIVED, COMPILED, BUILT = 0.02, 0.8, 0.98
@@ -266,3 +269,105 @@ def same_source(variant: Manifest, model: Manifest) -> bool:
         return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
 
     return of(variant) == of(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """The files in a staging folder, and how to compile them; `device` is the one the user requested.
+
+    `calibration` is a folder of the user's inputs, None if there are none. `existing_build` is a compiled
+    file of the model for other shapes, whose precision is reused. Without `foreground` no client waits.
+    """
+
+    folder: Path
+    sources: tuple[tuple[StoredFile, Path], ...]  # Source files; empty for a compiled file
+    model_file: Path  # The ONNX file, or the compiled file
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    device: str | None
+    calibration: Path | None = None
+    existing_build: Path | None = None
+    foreground: bool = True
+    state: dict[str, str] = field(default_factory=dict)  # State that the user declared: inputs by output
+    owner: int | None = None  # Owner, as in the manifest
+    sizes: tuple[ObservedSizes, ...] = ()  # Sizes to specialise partitions for
+    keep_slower: bool = False  # Keep specialisations even if the CPU engine is faster
+    seconds: float | None = None  # Limit of compile time, below the configured one
+
+
+async def stage(
+    params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path, most: int
+) -> Staged:
+    """Receive the files that a client sent, of at most `most` bytes in all.
+
+    Raises InvalidArgument if a compiled file comes with other files or options.
+    """
+    given, calibration = folder / "given", folder / "calibration"
+    sources = len(params.files) - (options.calibration or 0)
+    files = []
+    for number, (name, descriptor) in enumerate(zip(params.files, descriptors, strict=True)):
+        place = given if number < sources else calibration
+        file, path = await in_thread(receive, descriptor, name, place, most)
+        most -= file.nbytes
+        files.append((file, path))
+    compiled = await in_thread(is_compiled, files[0][1])
+    if compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
+        raise InvalidArgument(
+            f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
+            "data cannot be given"
+        )
+    return Staged(
+        folder=folder,
+        sources=() if compiled else tuple(files[:sources]),
+        model_file=files[0][1],
+        shapes=dict(options.shapes or {}),
+        precision=options.precision or "auto",
+        device=options.device or None,
+        calibration=calibration if options.calibration else None,
+        state=dict(options.state or {}),
+    )
+
+
+def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> Staged:
+    """Copy the stored sources of a model to `folder` under their names (blocking).
+
+    Raises ModelRefused if they are damaged, or there are none.
+    """
+    files = []
+    for file in manifest.sources:
+        try:
+            descriptor = store.open_file(file)
+        except Unavailable as error:
+            raise ModelRefused(str(error)) from error
+        try:
+            copied, path = receive(descriptor, file.name, folder / "given", most)
+        finally:
+            os.close(descriptor)
+        if copied.sha256 != file.sha256:
+            raise ModelRefused(f"the stored {file.name} is damaged too; add the model again")
+        files.append((copied, path))
+    if not files:
+        raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
+    given = files[0][1]
+    left_out = ("calibration", "existing_build", "sizes", "keep_slower", "seconds", "foreground")
+    return strict.copy_fields(
+        Staged, manifest, *left_out, folder=folder, sources=tuple(files), model_file=given, device=None
+    )
+
+
+def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
+    """Return hard links to the sources, which can be moved to the store (blocking)."""
+    copies = []
+    for number, (file, path) in enumerate(staged.sources):
+        copy = staged.folder / f"source-{number}"
+        os.link(path, copy)
+        copies.append((file, copy))
+    return copies
+
+
+def is_compiled(path: Path) -> bool:
+    """Return whether a file is a compiled file, by its first bytes."""
+    from honed.runtime.compiled import modelfile
+
+    with path.open("rb") as file:
+        return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC

@@ -25,8 +25,7 @@ from weakref import WeakValueDictionary
 
 from honed.daemon.aio import cancel_all, in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
-from honed.daemon.changes.change import RECEIVED, Changes, Notify
-from honed.daemon.changes.staging import Staged, is_compiled
+from honed.daemon.changes.change import RECEIVED, Changes, Notify, Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Handler, Infer, MethodCall

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from honed.daemon.aio import clearing_in_thread, in_thread
 from honed.daemon.changes import compilation
+from honed.daemon.changes.change import stage_again
 from honed.daemon.changes.publish import Publisher
-from honed.daemon.changes.staging import stage_again
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
 from honed.daemon.serving.pool import EngineManager
