@@ -14,7 +14,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Handler, MethodCall
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.compiled_only import answers, scalars
+from honed.daemon.serving.plan import compiled_answers, scalars
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Connection
 from honed.protocol.errors import InvalidArgument
@@ -105,7 +105,7 @@ def _check(shapes: Shapes) -> None:
 
 def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: str) -> ModelForm:
     """Return the answer for these shapes; `failed` is why they could not be compiled, or ""."""
-    if answers(runner, shapes) and runner.compiled is not None:
+    if compiled_answers(runner, shapes) and runner.compiled is not None:
         us = runner.manifest.history.current.new_us
         times = runner.manifest.decision.times
         if us is None and times is not None:
@@ -116,7 +116,12 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
     manifest = entry.manifest
     if manifest.compiled is None:
         why = manifest.decision.reason or "it is being compiled"
-    elif runner is entry and not answers(entry, shapes) and entry.on_preferred_engine and entry.on_device:
+    elif (
+        runner is entry
+        and not compiled_answers(entry, shapes)
+        and entry.on_preferred_engine
+        and entry.on_device
+    ):
         why = failed or "it is not compiled for these shapes; it is once the machine is idle"
     else:
         why = runner.remark or "it is not loaded on the device"

@@ -20,9 +20,8 @@ from honed.daemon.core.statistics import Statistics
 from honed.daemon.feature import Feature, FeatureRequest, Infer, Known, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving import compiled_only
 from honed.daemon.serving import plan as plans
-from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.plan import InferencePlan, check_compiled, wants_compiled, with_scalars
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo
@@ -131,8 +130,8 @@ class InferencePipeline:
             if run.timeout is not None:
                 deadline = begun + plans.check_timeout(run.timeout) / 1e6
             entry = self.registry.model(params.model_name)
-            if compiled_only.wants_compiled(params):
-                params = compiled_only.with_scalars(params, entry.manifest.interface)
+            if wants_compiled(params):
+                params = with_scalars(params, entry.manifest.interface)
             call = FeatureRequest(
                 connection=connection,
                 entry=entry,
@@ -196,7 +195,7 @@ class InferencePipeline:
 
         The plan is cached for requests that differ only in their data, which is always checked.
         """
-        compiled_only.check(runner, call.params)
+        check_compiled(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
         regions, most, keep = (
             call.connection.regions,

@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.queue import PRIORITIES, EmptyAxes
 from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import (
     InferenceResult,
     InputSpec,
@@ -23,7 +25,7 @@ from honed.daemon.worker.calls import (
 )
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
-from honed.protocol.errors import HonedError, InvalidArgument, SequenceLost
+from honed.protocol.errors import HonedError, InvalidArgument, NotCompiled, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import InferOptions, InputTensor, PrepareParams, RegionPlace
 from honed.protocol.results import InferredOutput, InferResult, InferTimes
@@ -445,3 +447,51 @@ def _place_map(place: RegionRange | None) -> dict[str, str | int]:
         "shared_memory_offset": place.offset,
         "shared_memory_byte_size": place.nbytes,
     }
+
+
+# ---- Requests that only a compiled file may answer: apps whose own ONNX Runtime runs the others ----
+
+
+def wants_compiled(params: PrepareParams) -> bool:
+    """Return whether only a verified compiled file may answer a request."""
+    return params.parameters is not None and bool(params.parameters.compiled)
+
+
+def compiled_answers(model: ServedModel, shapes: Shapes) -> bool:
+    """Return whether a model's compiled file answers inputs of these shapes now, on its preferred engine."""
+    if model.compiled is None or not (
+        model.on_device and model.on_preferred_engine and model.state is State.READY
+    ):
+        return False
+    return all(shapes.get(tensor.name) == tensor.shape for tensor in model.compiled.inputs)
+
+
+def check_compiled(model: ServedModel, params: PrepareParams) -> None:
+    """Raise NotCompiled if a request requires a compiled file and none answers it."""
+    if wants_compiled(params) and not compiled_answers(
+        model, {each.name: each.shape for each in params.inputs}
+    ):
+        raise NotCompiled(
+            f"no compiled form of {params.model_name!r} answers these shapes now; ModelForm says why"
+        )
+
+
+def scalars(shapes: Shapes, interface: Interface | None) -> Shapes:
+    """Return `shapes` with () for inputs of one element that are scalars in the file.
+
+    Apps also send [1] for a scalar, because ONNX Runtime ignores the shape of scalars.
+    """
+    single = {each.name for each in interface.inputs if each.shape == ()} if interface is not None else set()
+    if not single:
+        return shapes
+    return {name: () if name in single and math.prod(shape) == 1 else shape for name, shape in shapes.items()}
+
+
+def with_scalars(params: PrepareParams, interface: Interface | None) -> PrepareParams:
+    """Return a request whose inputs have the shapes that `scalars` returns."""
+    given = {each.name: each.shape for each in params.inputs}
+    shapes = scalars(given, interface)
+    if shapes == given:
+        return params
+    inputs = tuple(dataclasses.replace(each, shape=shapes[each.name]) for each in params.inputs)
+    return dataclasses.replace(params, inputs=inputs)
