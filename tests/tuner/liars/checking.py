@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from honed.process.rpc import by_name, connect
 from honed.tuner.measure import timing
-from honed.tuner.measure.calls import OpenSession
+from honed.tuner.measure.candidate import OpenSession
 from honed.tuner.measure.child import MeasuringChild
 from honed.tuner.measure.measurer import Measurer
 

@@ -18,8 +18,7 @@ from honed.process.limits import data_bytes, limit_data
 from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError
 
-from .calls import BuildCandidate, OpenBuilder
-from .candidate import Candidate
+from .candidate import BuildCandidate, Candidate, OpenBuilder
 from .timing import build
 
 

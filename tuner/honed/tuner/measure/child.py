@@ -1,7 +1,7 @@
 """The measuring child: `python -m honed.tuner.measure.child FD`, started by `measurer`.
 
-It owns an OpenCL context and nothing else of value, and may be killed at any moment. It answers `calls` on
-the socket FD; what the driver prints goes to standard error.
+It owns an OpenCL context and nothing else of value, and may be killed at any moment. It answers the calls of
+`candidate` on the socket FD; what the driver prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError
 
 from . import timing
-from .calls import Examined, LoadWorkload, MeasureCandidate, Measured, OpenSession, PrepareCandidate
+from .candidate import Examined, LoadWorkload, MeasureCandidate, Measured, OpenSession, PrepareCandidate
 from .examine import Examination
 from .session import DeviceSession
 from .timing import Reader

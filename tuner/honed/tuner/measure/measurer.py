@@ -34,8 +34,17 @@ from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
 from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import checks
-from .calls import LoadWorkload, MeasureCandidate, OpenSession, PrepareCandidate
-from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
+from .candidate import (
+    SPARE_CORES,
+    Begin,
+    Candidate,
+    LoadWorkload,
+    MeasureCandidate,
+    MeasureLimits,
+    OpenSession,
+    PrepareCandidate,
+    Workload,
+)
 from .checks import Submitted
 from .process import COMMAND, FENCE, NO_CACHES, Builders, cache_environment
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from honed.process.children import python
 from honed.process.rpc import ChildCrashed, RpcChild, ready
 
-from .calls import BuildCandidate, OpenBuilder
-from .candidate import Candidate, Workload
+from .candidate import BuildCandidate, Candidate, OpenBuilder, Workload
 
 COMMAND = python("honed.tuner.measure.child")
 BUILDER = python("honed.tuner.measure.builder")
