@@ -29,7 +29,7 @@ import psutil
 from tests.tuner import running
 from tests.tuner.running import MEASURING, SEARCHING, Tuning
 
-from honed.jobs.surveying import survey
+from honed.machine.peaks import survey
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
 _TRIALS = 5  # Trials of a run that is not killed

@@ -25,9 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
-from honed.jobs.surveying import survey
 from honed.machine import devices, kernellog
 from honed.machine.families import mali_model
+from honed.machine.peaks import survey
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import HonedError

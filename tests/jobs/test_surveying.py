@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from honed.jobs import surveying
-from honed.jobs.surveying import survey
+from honed.machine import peaks
 from honed.machine.devices import Device
+from honed.machine.peaks import survey
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import DeviceError, HonedError, NotFound
 
@@ -76,10 +76,10 @@ def test_a_device_without_peaks(device: Device, tmp_path: Path, monkeypatch: pyt
     def fail(*_: object, **__: object) -> None:
         raise DeviceError("no clock")
 
-    monkeypatch.setattr(surveying.peaks, "load_or_measure", fail)
-    _, answer = surveying._answers(device, str(tmp_path), again=False)
+    monkeypatch.setattr(peaks, "load_or_measure", fail)
+    _, answer = peaks._answers(device, str(tmp_path), again=False)
     assert answer["spec"] == device.spec
-    found = surveying.Survey(device.spec, device.profile, str(answer["no_peaks"]))
+    found = peaks.Survey(device.spec, device.profile, str(answer["no_peaks"]))
     with pytest.raises(HonedError, match=r"peaks cannot be measured: no clock"):
         found.require_peaks()
 
@@ -88,7 +88,7 @@ def test_a_device_that_is_too_slow_for_its_peaks(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was found, and is served by: an emulated board takes minutes for what others do in seconds."""
-    found = next(surveying._answers(device, str(tmp_path), again=False))
+    found = next(peaks._answers(device, str(tmp_path), again=False))
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps(found)}\nEOF\nexec sleep 3600\n")
     python.chmod(0o755)

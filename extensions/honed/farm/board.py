@@ -19,8 +19,8 @@ from pathlib import Path
 import dask
 from distributed import Security, Status, Worker
 
-from honed.jobs.surveying import Survey, survey
 from honed.machine.kernellog import Reader
+from honed.machine.peaks import Survey, survey
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from honed.jobs.events import FusionChoice
-from honed.jobs.surveying import survey
 from honed.machine.devices import Device
+from honed.machine.peaks import survey
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.jobs.surveying import survey
 from honed.machine import devices
+from honed.machine.peaks import survey
 from honed.runtime.execution.executor import load
 from honed.tuner.tune.children import Deadlines, SearchChild
 from honed.tuner.tune.session import SearchBudget

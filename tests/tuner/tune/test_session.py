@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
+from honed.machine.peaks import survey
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, SearchStrategy
 from honed.tuner.compiler.fusion import FusionAlternatives

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
@@ -210,7 +209,7 @@ class Worker(Host):
         elif device is not None and call.measure_seconds is None:
             self._spec, self._found = device.spec, device.profile
         else:
-            found = survey(self._spec, self._cache_dir, seconds=call.measure_seconds)
+            found = peaks.survey(self._spec, self._cache_dir, seconds=call.measure_seconds)
             if found.no_peaks:
                 _log.warning("%s", found.no_peaks)
             self._spec, self._found = found.spec, found.profile

@@ -134,12 +134,12 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.jobs import surveying  # Needs pyopencl
+    from honed.machine import peaks
 
     cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:
         reporter.update("measure", 0.0, "measuring the device's peaks")
-        found = surveying.survey(arguments.device, cache)
+        found = peaks.survey(arguments.device, cache)
     with replacing(arguments.profile) as file:
         file.write(found.require_peaks().dumps().encode())
     document = {"output": str(arguments.profile), "device": found.spec}

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from honed.jobs import surveying
+from honed.machine import peaks
 from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
 from honed.runtime.execution import programs
@@ -332,7 +332,7 @@ class Examination:
         session.believe(loaded.workload, seconds)
 
     def _measure_peaks_again(self) -> None:
-        self._announce("host", surveying.SECONDS)
+        self._announce("host", peaks.SECONDS)
         self._session.measure_peaks_again(self._loaded)
 
     def _run_warm(self, runnable: BoundCandidate, number: int) -> Finished:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs import events
-from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
@@ -154,7 +153,7 @@ def on_device(
     `limits` bound each measurement. Raises DeviceError where there is no device.
     """
     log = kernel_log(tell)
-    found = survey(device, cache_dir)
+    found = peaks.survey(device, cache_dir)
     profile = found.require_peaks()
     beside = sharing(profile.family, len(os.sched_getaffinity(0)))
     return MeasurementBackend(
@@ -163,7 +162,7 @@ def on_device(
         measurer=lambda begin: Measurer(
             found.spec, profile, limits, kernel_log=log, begin=begin, builders=beside.builders
         ),
-        peaks_again=lambda: survey(found.spec, cache_dir, again=True).require_peaks(),
+        peaks_again=lambda: peaks.survey(found.spec, cache_dir, again=True).require_peaks(),
         keep_peaks=lambda raised: peaks.keep_higher(raised, cache_dir),
         sharing=beside,
     )
