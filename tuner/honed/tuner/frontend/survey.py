@@ -13,8 +13,7 @@ from onnx import helper, numpy_helper, shape_inference
 from honed.onnxfile.contrib_schemas import with_stand_ins
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
-from .canonical import reads
-from .load import FrontendLimits
+from .load import FrontendLimits, reads
 from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker
