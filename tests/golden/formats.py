@@ -32,7 +32,7 @@ from honed.process.rpc import Call
 from honed.protocol import errors, strict
 from honed.protocol.methods import METHODS
 from honed.runtime.compiled.model import CompiledModel
-from honed.runtime.execution import partcalls
+from honed.runtime.execution import cpuparts
 from honed.tuner.records import exchange
 from honed.tuner.records import rows as record_rows
 from honed.tuner.records.store import Records
@@ -221,7 +221,7 @@ def row_of(kind: type[Any]) -> Entry:
 def workers() -> dict[str, Entry]:
     """Return the calls of workers and of the processes of CPU partitions, and their answers."""
     entries: dict[str, Entry] = {}
-    for module in (worker_calls, partcalls):
+    for module in (worker_calls, cpuparts):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, Call) and dataclasses.is_dataclass(kind):
                 if kind.__module__ != module.__name__:

@@ -35,9 +35,8 @@ from honed.runtime.compiled.model import (
 from honed.runtime.engines import PartLimits
 from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
 from honed.runtime.execution import cpuparts
-from honed.runtime.execution.cpuparts import CpuPartitionProcess
+from honed.runtime.execution.cpuparts import CpuPartitionProcess, PartitionsResult, SpecialisedSizes
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partcalls import PartitionsResult, SpecialisedSizes
 from honed.runtime.execution.verification import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder

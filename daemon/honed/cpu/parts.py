@@ -2,7 +2,7 @@
 
 python -m honed.cpu.parts THREADS FD
 
-It answers on the socket FD until that closes (`honed.runtime.execution.partcalls`). Partitions are as
+It answers on the socket FD until that closes (`honed.runtime.execution.cpuparts`). Partitions are as
 untrusted as models.
 """
 
@@ -25,7 +25,7 @@ from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartitionTensor
 from honed.runtime.compiled.parts import covers, observed_sizes
 from honed.runtime.dtypes import dtype
-from honed.runtime.execution.partcalls import (
+from honed.runtime.execution.cpuparts import (
     FRAMES,
     LoadPart,
     PartitionsResult,

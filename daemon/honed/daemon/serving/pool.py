@@ -19,13 +19,13 @@ from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, is_c
 from honed.daemon.core.queue import ClientId
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.settings import places
 from honed.daemon.settings.placement import Placement
 from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
+from honed.machine.bundle import has_cpu_engine
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
@@ -79,7 +79,7 @@ class EngineManager:
             self.placement.names,
             service.fallback,
             limits.max_queue,
-            cpu=places.cpu_engine(),
+            cpu=has_cpu_engine(),
             policy=settings.policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.machine import bundle
 from honed.protocol.errors import InvalidArgument
 
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")
@@ -116,8 +115,3 @@ NO_COMPILER = "the compiler is not installed; install honed-tuner (apt install h
 def compiler() -> bool:
     """Return whether the compiler is installed, without importing it."""
     return importlib.util.find_spec("honed.tuner") is not None
-
-
-def cpu_engine() -> bool:
-    """Return whether the CPU engine and its ONNX Runtime are installed, without importing them."""
-    return bundle.has_cpu_engine()

@@ -1,4 +1,4 @@
-"""The client of the process that runs partitions on the CPU engine.
+"""The client of the process that runs partitions on the CPU engine, and the calls to that process.
 
 The process is `honed.cpu.parts`, of the package honed-cpu. It starts with the first model that has partitions
 and ends with the last one. If an untrusted partition crashes it, the caller gets a DeviceError.
@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from honed.process.children import ResourceLimits, python
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.values import Data, ObservedSizes
+from honed.protocol.wire import FrameLimits
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor
 from honed.runtime.compiled.modelfile import ModelFile
@@ -29,20 +30,11 @@ from honed.runtime.compiled.parts import covers, open_count
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 
-from .partcalls import (
-    FRAMES,
-    LoadPart,
-    PartitionsResult,
-    RunParts,
-    ShareMemory,
-    SpecialisedSizes,
-    UnloadPart,
-    lay_out,
-)
-
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
 _SHARED_BYTES = 1 << 16  # Bytes of a partition's inputs and outputs; fewer go over the socket
+ALIGN = 64  # Bytes that tensors in shared memory are aligned to
+FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 
 class CpuPartitionProcess:
@@ -367,3 +359,79 @@ class TailPartitions:
                 given[tensor.name] = np.concatenate([rows, np.repeat(rows[-1:], more, 0)])
         made = run_form(form, given)
         return {t.name: made[t.name][: observed[0]] if -1 in t.shape else made[t.name] for t in part.outputs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPart(Call[None]):
+    """Load the ONNX file in the message's descriptor as `part` with these `inputs`, optimised to `level`."""
+
+    part: int
+    inputs: tuple[PartitionTensor, ...]
+    level: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadPart(Call[None]):
+    """Unload a partition; there is no answer but success."""
+
+    part: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMemory(Call[None]):
+    """Map the memory in the message's descriptor, in place of any mapped before."""
+
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class SpecialisedSizes:
+    """Sizes of a partition that a specialisation runs, as in `compiled.model.SizeSpecialisation`."""
+
+    part: int
+    sizes: tuple[int, ...]
+    least: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionsResult:
+    """The progress of `RunParts`: the number of partitions that ran, and their nanoseconds.
+
+    `sizes` are those observed by each partition, including the one that stopped the run. `outputs` are the
+    computed ones that are wanted, or read by partitions that did not run; their data is as in `RunParts`.
+    """
+
+    done: int
+    ns: int
+    sizes: tuple[tuple[int, ...], ...]
+    outputs: tuple[PartitionTensor, ...]
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunParts(Call[PartitionsResult]):
+    """Run `parts` once, in order, on `inputs` and outputs of earlier parts, for the `wanted` outputs.
+
+    The data of `inputs` is in `raw`, or in shared memory at `places`, one offset for each. In the latter case
+    the process writes outputs there, too, from `room` on, if they fit. The run stops before a part that
+    observes sizes of `stops`.
+    """
+
+    parts: tuple[int, ...]
+    inputs: tuple[PartitionTensor, ...]
+    wanted: tuple[str, ...]
+    stops: tuple[SpecialisedSizes, ...] = ()
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+    room: int = 0
+
+
+def lay_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
+    """Return aligned offsets for tensors of these sizes, in order from `start` on, and the end."""
+    places = []
+    for size in sizes:
+        start = -(-start // ALIGN) * ALIGN
+        places.append(start)
+        start += size
+    return tuple(places), start

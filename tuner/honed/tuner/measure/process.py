@@ -1,20 +1,35 @@
-"""Starts the measuring child, and runs a pool of building children that fill the cache it reads."""
+"""Starts the measuring child, and runs a pool of building children that fill the cache it reads.
+
+A building child, `python -m honed.tuner.measure.process FD`, fills the driver's cache of compiled programs.
+Where the device is the processor, it launches a single work-group of each kernel, too: PoCL compiles most at
+the first launch, for the size of the work-groups, whatever their number. Its results say nothing about a
+candidate.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from honed.machine import devices
+from honed.machine.opencl import cl, context
 from honed.process.children import python
-from honed.process.rpc import ChildCrashed, RpcChild, ready
+from honed.process.limits import data_bytes, limit_data
+from honed.process.rpc import ChildCrashed, RpcChild, RpcServer, by_name, connect, ready
+from honed.protocol.errors import HonedError
 
 from .candidate import BuildCandidate, Candidate, OpenBuilder, Workload
+from .timing import build
 
 COMMAND = python("honed.tuner.measure.child")
-BUILDER = python("honed.tuner.measure.builder")
+BUILDER = python("honed.tuner.measure.process")
 # Every candidate is a different program: kept binaries would fill the disk and never be used again.
 NO_CACHES = {
     "CUDA_CACHE_DISABLE": "1",
@@ -165,3 +180,48 @@ class _Builder:
         self.child = child
         self.given: deque[BuildCandidate] = deque()
         self.deadline = 0.0  # Deadline of the oldest, by time.monotonic
+
+
+class BuildingChild(RpcServer):
+    """Builds on one device, which is opened first."""
+
+    _queue: Any
+
+    def _open(self, call: OpenBuilder) -> None:
+        device = devices.select(call.device)
+        self._queue = cl.CommandQueue(context(device.cl))
+        limit_data(data_bytes() + call.memory_bytes)
+
+    def _build(self, call: BuildCandidate) -> None:
+        with suppress(cl.Error, HonedError):
+            program = build(self._queue.context, call.candidate.source)
+            if call.workload is not None:
+                sizes = [value.nbytes for value in call.workload.parameters]
+                _launch(self._queue, call.candidate, program, sizes)
+
+    METHODS = by_name({OpenBuilder: _open, BuildCandidate: _build})
+
+
+def main() -> None:
+    """Serve until the parent hangs up."""
+    BuildingChild(connect()).serve()
+    sys.stdout.flush()
+    os._exit(0)  # Threads of the driver may hang, as in the measuring child
+
+
+def _launch(queue: Any, candidate: Candidate, program: Any, parameters: list[int]) -> None:
+    sizes = [*parameters, *(value.nbytes for value in candidate.inner)]
+    buffers = [cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(1, size)) for size in sizes]
+    try:
+        for launch in candidate.launches:
+            kernel = cl.Kernel(program, launch.entry)
+            kernel.set_args(*(buffers[index] for index in launch.args))
+            cl.enqueue_nd_range_kernel(queue, kernel, launch.block, launch.block)
+        queue.finish()
+    finally:
+        for buffer in buffers:
+            buffer.release()
+
+
+if __name__ == "__main__":
+    main()
