@@ -31,7 +31,14 @@ from honed.protocol.params import (
     RollbackParams,
     SetParams,
 )
-from honed.protocol.results import AppUse, ModelSettings, ModelShown, ServedRequests, VersionPinned
+from honed.protocol.results import (
+    AppUse,
+    IndexedModel,
+    ModelSettings,
+    ModelShown,
+    ServedRequests,
+    VersionPinned,
+)
 from honed.protocol.service import Status
 from honed.protocol.values import ComparedOutput, DevicePeaks, OptimisationCheck, engine_name
 from honed.runtime.client import Client
@@ -182,27 +189,14 @@ def peaks_text(peaks: DevicePeaks) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedModel:
+@dataclass(slots=True, kw_only=True, eq=False)
+class ListedModel(IndexedModel):
     """A row of `hone list`.
 
     `inferences` are those since the service started, `mean_ms` is the mean time of one on the `device` that
-    serves it. `engine` is the protocol's word for `engine_name`. `owner` is the user who uploaded the model,
-    "" for a model of administrators.
+    serves it. `engine` is the protocol's word for `engine_name`.
     """
 
-    name: str
-    version: str
-    state: str
-    reason: str
-    engine: str
-    engine_why: str
-    variants: int
-    pinned_engine: str
-    owner: str
-    engine_name: str
-    device: str
-    apps: tuple[AppUse, ...]
     inferences: int
     mean_ms: float | None
 
