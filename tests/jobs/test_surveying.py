@@ -61,13 +61,13 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
         ('fputs("no firmware\\n", stderr); abort();', "ended by signal SIGABRT; it said last: no firmware"),
         ("_exit(3);", "ended with status 3"),
         ('puts("hello");', "no usable OpenCL device"),
-        ("pause();", "did not answer within 2 s"),
+        ("pause();", "did not answer within 1 s"),
     ],
 )
 def test_drivers_that_misbehave(driver: Path, tmp_path: Path, does: str, told: str) -> None:
     build(driver, does)
     with pytest.raises(DeviceError, match=told):
-        survey(None, tmp_path, seconds=2.0 if "pause" in does else None)
+        survey(None, tmp_path, seconds=1.0 if "pause" in does else None)
 
 
 def test_a_device_without_peaks(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_device_that_is_too_slow_for_its_peaks(
     python.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps(found)}\nEOF\nexec sleep 3600\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    late = survey(None, tmp_path, seconds=2.0)
+    late = survey(None, tmp_path, seconds=1.0)
     assert (late.spec, late.profile) == (device.spec, device.profile)
-    with pytest.raises(DeviceError, match=r"not measured within 2 s: it is too slow, or too busy"):
+    with pytest.raises(DeviceError, match=r"not measured within 1 s: it is too slow, or too busy"):
         late.require_peaks()

@@ -69,8 +69,17 @@ def values(shape: tuple[int, ...], kind: str, distinct: int, nan: float, seed: i
     return x
 
 
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int32", "int64", "int8", "uint8"])
-@pytest.mark.parametrize("size", [9, 100])  # by pairs, and by merging
+KINDS = ["float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),  # by pairs, and by merging: what is not slow takes turns
+    [
+        pytest.param(kind, size, marks=() if n % 2 == (size == 9) else pytest.mark.slow)
+        for n, kind in enumerate(KINDS)
+        for size in (9, 100)
+    ],
+)
 def test_every_type(kind: str, size: int) -> None:
     check(values((2, size), kind, 100, 0.1), min(size, 77), -1, largest=True)
 
