@@ -14,6 +14,7 @@ from honed.machine import devices
 from honed.runtime.compiled.model import Precondition
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import import_relax, normalise
+from honed.tuner.lower.schedule import default_kernels
 from tests.tuner.search.search_functions import imagined
 
 relax = pytest.importorskip("tvm.relax")
@@ -43,7 +44,8 @@ def one_node(
 def run(
     op: str, data: Mapping[str, np.ndarray], constants: Mapping[str, np.ndarray] | None = None, **attrs: Any
 ) -> np.ndarray:
-    return run_model(one_node(op, data, constants or {}, **attrs), data, devices.select(None))["y"]
+    model = one_node(op, data, constants or {}, **attrs)
+    return run_model(model, data, devices.select(None), first=default_kernels)["y"]
 
 
 @pytest.fixture(autouse=True)
