@@ -25,7 +25,7 @@ def listed() -> list[str]:
 def sample() -> list[Any]:
     """For each operator the first and the last of its own tests, and every seventh expanded function.
 
-    All but the first of every 16th operator and every 98th expanded function are slow: it is their number.
+    All but the first of every 32nd operator and every 196th expanded function are slow: it is their number.
     """
     known = cases.all_cases()
     own: dict[str, list[str]] = collections.defaultdict(list)
@@ -34,7 +34,7 @@ def sample() -> list[Any]:
         if name in known:
             names = cases.operators(known[name])
             (own[names[0]] if len(names) == 1 else expanded).append(name)
-    quick = {own[operator][0] for operator in sorted(own)[::16]} | set(expanded[::98])
+    quick = {own[operator][0] for operator in sorted(own)[::32]} | set(expanded[::196])
     chosen = {name for names in own.values() for name in (names[0], names[-1])} | set(expanded[::7])
     return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in sorted(chosen)]
 

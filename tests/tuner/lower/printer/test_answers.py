@@ -71,7 +71,7 @@ def test_models(name: str, printed: list[Printed], device: Device) -> None:
 
 
 def sample() -> list[Any]:
-    quick = set(NODES[::320])
+    quick = set(NODES[::640])
     return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in NODES[::16]]
 
 
