@@ -39,24 +39,33 @@ def only_function(module: IRModule, profile: DeviceProfile) -> tirx.PrimFunc:
     return found
 
 
+Run = tuple[Lowered, Sequence[np.ndarray], Sequence[np.ndarray]]  # with its inputs and outputs
+
+
 def run_lowered(
     lowered: Lowered, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], device: Device
 ) -> None:
     """Run the launches in order on buffers of their own; fills `outputs`."""
+    run_together([(lowered, inputs, outputs)], device)
+
+
+def run_together(runs: Sequence[Run], device: Device) -> None:
+    """Run several functions, whose names differ, as `run_lowered` does, all built as one program."""
     context = cl.Context([device.cl])
     queue = cl.CommandQueue(context)
-    program = cl.Program(context, lowered.source).build()
+    program = cl.Program(context, "\n".join(lowered.source for lowered, _, _ in runs)).build()
     flags = cl.mem_flags
-    memory = [
-        cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(v))
-        for v in (*inputs, *outputs)
-    ]
-    memory += [cl.Buffer(context, flags.READ_WRITE, value.nbytes) for value in lowered.inner]
-    for launch in lowered.launches:
-        kernel = cl.Kernel(program, launch.entry)
-        kernel.set_args(*(memory[a] for a in launch.args))
-        size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
-        cl.enqueue_nd_range_kernel(queue, kernel, size, launch.block)
-    for n, output in enumerate(outputs):
-        cl.enqueue_copy(queue, output, memory[len(inputs) + n])
-    queue.finish()
+    for lowered, inputs, outputs in runs:
+        memory = [
+            cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(v))
+            for v in (*inputs, *outputs)
+        ]
+        memory += [cl.Buffer(context, flags.READ_WRITE, value.nbytes) for value in lowered.inner]
+        for launch in lowered.launches:
+            kernel = cl.Kernel(program, launch.entry)
+            kernel.set_args(*(memory[a] for a in launch.args))
+            size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
+            cl.enqueue_nd_range_kernel(queue, kernel, size, launch.block)
+        for n, output in enumerate(outputs):
+            cl.enqueue_copy(queue, output, memory[len(inputs) + n])
+        queue.finish()

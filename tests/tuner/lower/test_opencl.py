@@ -24,7 +24,7 @@ from honed.tuner.lower.statements import nodes
 from honed.tuner.lower.target import NAMES, target_for
 from tests.runtime.builder import PROFILE
 
-from .lowering import normal, only_function, relax_module, run_lowered
+from .lowering import Run, normal, only_function, relax_module, run_lowered, run_together
 
 pytestmark = pytest.mark.tvm
 TARGET = target_for(PROFILE)
@@ -68,7 +68,7 @@ def test_functions_have_the_names_of_opencl(op: str, dtype: str) -> None:
 def test_the_named_functions_are_those_meant(device: Device) -> None:
     x, y = np.linspace(1.05, 3, 64, dtype=np.float32), normal(64)
     small = np.linspace(-0.9, 0.9, 64, dtype=np.float32)
-    target = target_for(device.profile)
+    target, runs, wanted = target_for(device.profile), list[Run](), list[np.ndarray]()
     for op in NAMES:
         given = small if op in ("acos", "asin", "atanh", "log1p") else x
         powers = np.arange(64, dtype=np.int32) % 7 - 3
@@ -79,9 +79,11 @@ def test_the_named_functions_are_those_meant(device: Device) -> None:
         else:
             inputs, expected = [given], SINGLES[op](given)
         func = _elementwise(op, "float32", _second(op, "float32"))
-        lowered = lower_function(_serial(func), op, target, device.profile)
-        found = np.zeros_like(x)
-        run_lowered(lowered, inputs, [found], device)
+        lowered = lower_function(_serial(func), f"the_{op}", target, device.profile)
+        runs.append((lowered, inputs, [np.zeros_like(x)]))
+        wanted.append(expected)
+    run_together(runs, device)
+    for op, (_, _, (found,)), expected in zip(NAMES, runs, wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=op)
 
 

@@ -28,7 +28,7 @@ from honed.tuner.search.sketches.grouped import tile_sliced
 from honed.tuner.search.sketches.held import held_clocks
 from honed.valhall.bench import bench_profile
 from tests.runtime.builder import PROFILE
-from tests.tuner.lower.lowering import run_lowered
+from tests.tuner.lower.lowering import Run, run_lowered, run_together
 from tests.tuner.search.search_functions import dense, draws, imagined
 
 from .printers import assert_same_answers, print_both
@@ -331,17 +331,21 @@ CHOICES: dict[str, tuple[tuple[str, ...], str, Callable[..., Any], Callable[...,
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("name", CHOICES)
-def test_values_are_those_of_tir(name: str, lanes: int, device: Device) -> None:
-    dtypes, result, make, expected = CHOICES[name]
-    func = scheduled(over(make, *placeholders(*dtypes)), lanes)
-    rng = np.random.default_rng(3)
-    inputs = [
-        rng.standard_normal(N).astype(d) if d.startswith("float") else _integers(rng, d) for d in dtypes
-    ]
-    found = run(func, inputs, np.zeros(N, result), device)
-    with np.errstate(all="ignore"):
-        np.testing.assert_allclose(found, expected(*inputs).astype(result), rtol=1e-6)
+def test_values_are_those_of_tir(lanes: int, device: Device) -> None:
+    runs, target = dict[str, Run](), target_for(device.profile)
+    for name, (dtypes, result, make, _) in CHOICES.items():
+        func = scheduled(over(make, *placeholders(*dtypes)), lanes)
+        rng = np.random.default_rng(3)
+        inputs = [
+            rng.standard_normal(N).astype(d) if d.startswith("float") else _integers(rng, d) for d in dtypes
+        ]
+        lowered = lower_function(func, name.replace(" ", "_"), target, device.profile)
+        runs[name] = lowered, inputs, [np.zeros(N, result)]
+    run_together(list(runs.values()), device)
+    for name, (_, inputs, (found,)) in runs.items():
+        _, result, _, expected = CHOICES[name]
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(found, expected(*inputs).astype(result), rtol=1e-6, err_msg=name)
 
 
 def _integers(rng: np.random.Generator, dtype: str) -> np.ndarray:
