@@ -189,7 +189,9 @@ def test_a_part_that_gives_another_shape_than_it_says_is_an_error(device: Device
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("data", [b"\0", b"no ONNX file", os.urandom(200)])
+@pytest.mark.parametrize(
+    "data", [b"no ONNX file", *(pytest.param(d, marks=pytest.mark.slow) for d in (b"\0", os.urandom(200)))]
+)
 def test_a_part_that_is_no_model_is_refused(device: Device, tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ModelRefused):
         loaded(model(last=data), device, tmp_path)

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.tvm
 
 LIMITS = MeasureLimits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
 QUICK = (  # the others are slow
-    "convolution 3x3",
+    "convolution, grouped",
     "layer norm with gelu",
     "transpose",
     "product of two",
