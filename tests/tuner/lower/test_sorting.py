@@ -16,6 +16,7 @@ from honed.machine import devices
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import normalise
+from honed.tuner.frontend.rules import indexing
 from honed.tuner.lower.functions.sorting import SortedRuns
 from honed.tuner.lower.module import UntunedKernels
 from honed.tuner.lower.schedule import default_kernels
@@ -80,7 +81,8 @@ KINDS = ["float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
         for size in (9, 100)
     ],
 )
-def test_every_type(kind: str, size: int) -> None:
+def test_every_type(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "_PAIRS", 64)
     check(values((2, size), kind, 100, 0.1), min(size, 77), -1, largest=True)
 
 
