@@ -20,7 +20,17 @@ from hypothesis import strategies as st
 from honed.runtime.errors import ResourceExhausted
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
-from tests.daemon.running import DEADLINE, Made, Service, descriptors, memory, serving, state_with, wait_for
+from tests.daemon.running import (
+    DEADLINE,
+    NO_TUNER,
+    Made,
+    Service,
+    descriptors,
+    memory,
+    serving,
+    state_with,
+    wait_for,
+)
 from tests.runtime.builder import Builder
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -239,6 +249,7 @@ def test_unanswered_requests_are_bounded(service: Service) -> None:
 
 def test_a_user_cannot_hold_more_than_its_share(service: Service) -> None:
     """Many connections that each hold a large unfinished message."""
+    service.configure(CONFIG.replace("message_seconds = 5.0", "message_seconds = 1.5") + NO_TUNER)
     raws = [Raw(service.socket) for _ in range(8)]
     try:
         for raw in raws:
@@ -247,6 +258,7 @@ def test_a_user_cannot_hold_more_than_its_share(service: Service) -> None:
     finally:
         for raw in raws:
             raw.socket.close()
+        service.configure(CONFIG + NO_TUNER)
     assert codes.count("RESOURCE_EXHAUSTED") >= 3
     assert set(codes) == {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 
