@@ -59,7 +59,7 @@ def bridge(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def hasty(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
     """A bridge whose requests have to be there soon, which a busy machine may not keep."""
-    config = CONFIG.replace("arrival_seconds = 10", "arrival_seconds = 2")
+    config = CONFIG.replace("arrival_seconds = 10", "arrival_seconds = 1")
     running = Bridge("honed.http.main", config, service.socket, tmp_path_factory.mktemp("hasty"))
     yield running
     assert running.stop() == 0

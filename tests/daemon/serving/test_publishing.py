@@ -23,7 +23,7 @@ from tests.runtime.builder import Builder
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
-SLOW, FAST = 400_000, 40_000  # turns of a loop that cannot be left out
+SLOW, FAST = 120_000, 12_000  # turns of a loop that cannot be left out
 
 
 def model(folder: Path, name: str, turns: int, extra: str = "") -> Path:
