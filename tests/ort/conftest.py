@@ -72,7 +72,7 @@ class Client:
         return Ended({line.pop("who"): line for line in lines}, err)
 
 
-def write_model(path: Path, *, depth: int = 220, external: bool = False) -> None:
+def write_model(path: Path, *, depth: int = 110, external: bool = False) -> None:
     """Write a model with y = x, after so many multiplications of matrices that count for nothing."""
     generator = np.random.default_rng(1)
     weights = (generator.standard_normal((WIDTH, WIDTH)) / WIDTH).astype(np.float32)

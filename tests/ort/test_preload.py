@@ -82,7 +82,7 @@ def test_honed_run(client: Client, tmp_path: Path, preload: Path) -> None:
 
 
 def quicker(client: Client, folder: Path) -> Client:
-    """A model of which a run takes a tenth as long; so one that is not answered is given up sooner."""
+    """A model of which a run takes a fifth as long; so one that is not answered is given up sooner."""
     write_model(folder / "quicker.onnx", depth=20)
     return replace(client, model=folder / "quicker.onnx")
 
@@ -107,12 +107,12 @@ def test_runs_that_stay_own(client: Client, tmp_path: Path, case: str) -> None:
     check(ended)
 
 
-@pytest.mark.parametrize("case", ["misfit", "terminate"])
-def test_errors_are_the_apps_own(client: Client, tmp_path: Path, case: str) -> None:
+def test_errors_are_the_apps_own(client: Client, tmp_path: Path) -> None:
     """Runs that ONNX Runtime refuses are refused by it."""
-    with FakeService(tmp_path / "s"):
-        ended = client(tmp_path / "s", "runs=60", f"case={case}")
-    assert all(result["failed"] == result["runs"] == 60 for result in ended.of.values())
+    with FakeService(tmp_path / "s"), ThreadPoolExecutor() as every:
+        keys = [("runs=60", f"case={case}") for case in ("misfit", "terminate")]
+        for ended in every.map(lambda each: client(tmp_path / "s", *each), keys):
+            assert all(result["failed"] == result["runs"] == 60 for result in ended.of.values())
 
 
 def test_a_forked_child(client: Client, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ LIES: dict[str, Lie] = {  # those of the second half only at runs
     "older": lambda _, c, request: refuse(c, request, "UNIMPLEMENTED"),
     "no right": lambda _, c, request: refuse(c, request, "PERMISSION_DENIED"),
     "half": half,
-    "never answers runs": at_runs(lambda *_: wait(3)),
+    "never answers runs": at_runs(lambda *_: wait(1)),
     "hangs up at runs": at_runs(hang_up),
     "cuts answers": at_runs(cut),
     "another shape": wrong(outputs=[Y | {"shape": [512]}]),
@@ -209,21 +209,33 @@ QUICK = {"garbage", "half", "never answers runs", "hangs up at runs", "another s
 
 
 @pytest.mark.parametrize(
-    "lie", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in LIES]
+    "lies",
+    [
+        pytest.param(sorted(QUICK), id="quick"),
+        *(pytest.param([each], id=each, marks=pytest.mark.slow) for each in LIES if each not in QUICK),
+    ],
 )
-def test_a_service_that_misbehaves(client: Client, tmp_path: Path, lie: str) -> None:
+def test_a_service_that_misbehaves(client: Client, tmp_path: Path, lies: list[str]) -> None:
     """Whatever the service does, each run gives the app its answer in time."""
+    quick = quicker(client, tmp_path)
+    with ThreadPoolExecutor(len(lies)) as every:  # of services with an app each; apps mostly rest
+        for outcome in [every.submit(misbehave, lie, quick, tmp_path / str(n)) for n, lie in enumerate(lies)]:
+            outcome.result()
+
+
+def misbehave(lie: str, client: Client, socket: Path) -> None:
+    """Run an app beside a service that lies so."""
     keys = ("case=given",) if lie.startswith("another") else ()
     asked = "ModelInfer" if list(LIES).index(lie) > list(LIES).index("half") else "ModelBring"
-    with FakeService(tmp_path / "s", LIES[lie]) as service:
-        ended = quicker(client, tmp_path)(
-            tmp_path / "s",
+    with FakeService(socket, LIES[lie]) as service:
+        ended = client(
+            socket,
             *keys,
             until=lambda: service.counts[asked] > 1 or (asked == "ModelBring" and service.counts[asked]),
         )
-        assert asked == "ModelInfer" or not service.counts["ModelInfer"]
+        assert asked == "ModelInfer" or not service.counts["ModelInfer"], lie
     check(ended)
-    assert not sum(result["routed"] for result in ended.of.values())
+    assert not sum(result["routed"] for result in ended.of.values()), lie
 
 
 def test_a_model_that_was_removed_is_brought_again(client: Client, tmp_path: Path) -> None:
