@@ -30,8 +30,8 @@ from .terminal import Terminal
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
-STEPS = 300  # launches of the untuned model
-SPIN = 40_000  # steps of a launch that is not tuned, some 60 us: no load hides 300 of these
+STEPS = 90  # launches of the untuned model
+SPIN = 40_000  # steps of a launch that is not tuned, some 60 us: no load hides 90 of these
 LONG = "fused_layer_norm_reshape_transpose_matmul_add_gelu_split_3"
 
 SEARCH = f"""
