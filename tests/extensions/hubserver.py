@@ -47,7 +47,7 @@ def serving(answer: Answer) -> Iterator[str]:
     """The URL of a server that answers so, each request on a thread of its own."""
     kind = type("_Handler", (Handler,), {"answer": lambda handler: answer(handler)})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.05))
+    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.005))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

@@ -257,7 +257,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 def web(hub: Path) -> Iterator[str]:
     """The hub on HTTP."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(hub)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.005))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

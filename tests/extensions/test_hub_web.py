@@ -56,7 +56,7 @@ def stopped() -> Iterator[threading.Event]:
 def test_what_drips_is_left_when_its_time_is_up(
     start: bytes, more: bytes, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.4)
+    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.2)
     with serving(dripping(start, more, stopped)) as url:
         error = refused(url, 1 << 30)
     assert isinstance(error, Unavailable)
@@ -70,7 +70,7 @@ def test_what_drips_is_left_when_its_time_is_up(
 def test_what_floods_without_an_end_is_left_when_its_time_is_up(
     start: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.4)
+    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.2)
     with serving(unending(start, more)) as url:
         assert "took more than" in str(refused(url))
 
@@ -122,7 +122,7 @@ def test_whatever_a_server_answers_is_a_file_or_told(start: bytes, headers: list
 
 
 def test_tls_that_never_begins_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.4)
+    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = refused(f"https://127.0.0.1:{silent.getsockname()[1]}")
     assert "took more than 0 s" in str(error)
@@ -266,7 +266,7 @@ class serving_plainly:  # noqa: N801 - a context manager
     def __init__(self, folder: Path) -> None:
         handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=partial(self._server.serve_forever, poll_interval=0.05))
+        self._thread = threading.Thread(target=partial(self._server.serve_forever, poll_interval=0.005))
 
     def __enter__(self) -> str:
         self._thread.start()
