@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.tool.main import main
-from tests.daemon.running import Service
+from tests.daemon.running import Service, serving
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import add_constant
 
@@ -22,6 +22,18 @@ SIZE = 8
 CHOICE = PrecisionChoice(
     half=True, why="largest error 0.001 of an output's range", single=("a",), wide=("b",)
 )
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> StubTuner:
+    return StubTuner(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, stub: StubTuner) -> Iterator[Service]:
+    """A daemon whose compiler is the stub."""
+    with serving(tmp_path_factory, cache_dir, environment=stub.environment) as running:
+        yield running
 
 
 @pytest.fixture
@@ -35,9 +47,9 @@ def sets(tmp_path: Path) -> Path:
 
 
 def test_sets_reach_the_compiler_and_are_not_kept(
-    tmp_path: Path, sets: Path, start_service: Callable[..., Service], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sets: Path, stub: StubTuner, service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub, source, heard = StubTuner(tmp_path), tmp_path / "m.onnx", tmp_path / "heard"
+    source, heard = tmp_path / "m.onnx", tmp_path / "heard"
     source.write_bytes(b"not really ONNX, which the stub does not mind")
     stub.knows(source, add_constant(SIZE), CHOICE)
     stub.first(
@@ -46,7 +58,6 @@ def test_sets_reach_the_compiler_and_are_not_kept(
         "found = {path.name: len(path.read_bytes()) for path in folder.iterdir()}\n"
         f"pathlib.Path({str(heard)!r}).write_text(json.dumps(found))\n",
     )
-    service = start_service(environment=stub.environment)
     tool = ["--socket", str(service.socket)]
     assert main([*tool, "add", str(source), "--calibration", str(sets)]) == 0
     sizes = {path.name: path.stat().st_size for path in sets.glob("*.npz")}
