@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from honed.daemon.store import inspect
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import NO_TUNER, Service, wait_for
+from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_crashes import crashing_model
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import Builder, chain
@@ -87,10 +87,32 @@ def never_built(folder: Path) -> Path:
     return builder.write(folder / "same.honed")
 
 
+@pytest.fixture(scope="module")
+def building(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    """A daemon with memory for what builds; the last of its tests kills it."""
+    limits = "[limits]\nworker_memory_mib = 1024\ncompile_memory_mib = 2048\n"
+    with serving(tmp_path_factory, cache_dir, config=limits) as running:
+        yield running
+
+
+def test_a_crash_of_the_process_that_builds_names_its_memory(building: Service, tmp_path: Path) -> None:
+    adding = Adding(building, never_built(tmp_path), "m")
+    while adding.is_alive():
+        for process in others(building):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGSEGV)
+        adding.join(0.01)
+    assert isinstance(adding.error, ModelRefused)
+    assert (
+        "SIGSEGV; it may have needed more than 2048 MiB of limits.compile_memory_mib"
+        in adding.error.reasons[0]
+    )
+
+
 def test_the_process_that_builds_is_killed_and_the_addition_goes_on(
-    start_service: Starter, tmp_path: Path
+    building: Service, tmp_path: Path
 ) -> None:
-    service = start_service()
+    service = building
     with service.client() as client:
         worker = client.status()["worker"]["pid"]
         adding = Adding(service, never_built(tmp_path), "m")
@@ -106,21 +128,6 @@ def test_the_process_that_builds_is_killed_and_the_addition_goes_on(
     service.process.wait()
     wait_for(
         lambda: not any(child.is_running() for child in adopted(service)), "what it started to end", service
-    )
-
-
-def test_a_crash_of_the_process_that_builds_names_its_memory(start_service: Starter, tmp_path: Path) -> None:
-    service = start_service(config="[limits]\nworker_memory_mib = 1024\ncompile_memory_mib = 2048\n")
-    adding = Adding(service, never_built(tmp_path), "m")
-    while adding.is_alive():
-        for process in others(service):
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGSEGV)
-        adding.join(0.01)
-    assert isinstance(adding.error, ModelRefused)
-    assert (
-        "SIGSEGV; it may have needed more than 2048 MiB of limits.compile_memory_mib"
-        in adding.error.reasons[0]
     )
 
 

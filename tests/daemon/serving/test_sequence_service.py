@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, SequenceLost
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
+from tests.runtime.builder import Builder
 
 VAD = Path(__file__).parents[2] / "models" / "silero_vad.onnx"
 BOTH = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -50,16 +51,24 @@ def sums(path: Path, *, grows: bool = False, **names: str) -> Path:
     return path
 
 
+def compiled_sums(path: Path) -> Path:
+    """`sums`, compiled."""
+    builder = Builder()
+    x, state = (builder.input(name, "float32", (1, SIZE)) for name in ("x", "state"))
+    y, after = (builder.output(name, "float32", (1, SIZE)) for name in ("y", "state_out"))
+    source = """__kernel void sum(__global const float* x, __global const float* state, __global float* y,
+        __global float* after) { int i = get_global_id(0); y[i] = after[i] = state[i] + x[i]; }"""
+    kernel = builder.kernel(source, "sum", "rrww", 4 * SIZE, groups=SIZE, block=1)
+    builder.launch(kernel, x, state, y, after)
+    return builder.write(path)
+
+
 @pytest.fixture(scope="module")
 def either(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    """It has "sums" compiled.
-
-    At once: where the CPU engine serves meanwhile it is compiled at a low priority, which processes of other
-    tests can keep from the processors for minutes.
-    """
+    """It has "sums" compiled."""
     with serving(tmp_path_factory, cache_dir, config=BOTH) as running:
         with running.client() as client:
-            client.add(sums(tmp_path_factory.mktemp("m") / "sums.onnx"), name="sums", engine="gpu")
+            client.add(compiled_sums(tmp_path_factory.mktemp("m") / "sums.honed"))
         yield running
 
 
@@ -140,14 +149,13 @@ def test_requests_of_a_sequence_run_in_order_and_one_that_fails_changes_nothing(
         np.testing.assert_array_equal(sequence.infer({"x": frame(5)})["y"], frame(5))
 
 
-def test_what_is_not_known_is_refused_and_never_begins_at_zero(
-    start_service: Callable[..., Service], tmp_path: Path
-) -> None:
-    service = start_service(config=BOTH + "[sequences]\nmax_per_model = 2\n")
-    path = sums(tmp_path / "sums.onnx")
+def test_what_is_not_known_is_refused_and_never_begins_at_zero(either: Service, tmp_path: Path) -> None:
+    service = either
+    service.configure(BOTH + "[sequences]\nmax_per_model = 2\n")
+    path = sums(tmp_path / "own.onnx")
     with service.client() as client:
         client.add(path, engine="cpu")
-        sequence = client.sequence("sums")
+        sequence = client.sequence("own")
         sequence.infer({"x": frame(1)})
         service.kill()
         service.restart()
@@ -158,10 +166,10 @@ def test_what_is_not_known_is_refused_and_never_begins_at_zero(
                 sequence.infer({"x": frame(1)})
         sequence.restart()
         np.testing.assert_array_equal(sequence.infer({"x": frame(1)})["y"], frame(1))
-        with client.sequence("sums") as second:
+        with client.sequence("own") as second:
             second.infer({"x": frame(1)})
-            with pytest.raises(ResourceExhausted, match="2 sequences of model 'sums' are under way"):
-                client.sequence("sums").infer({"x": frame(1)})
+            with pytest.raises(ResourceExhausted, match="2 sequences of model 'own' are under way"):
+                client.sequence("own").infer({"x": frame(1)})
         assert client.status()["sequences"]["count"] == 1
         service.configure(BOTH + "[sequences]\nidle_seconds = 0.1\n")
         none = {"count": 0, "bytes": 0}
@@ -171,7 +179,7 @@ def test_what_is_not_known_is_refused_and_never_begins_at_zero(
         service.configure(BOTH)
         sequence.restart()
         sequence.infer({"x": frame(1)})
-        client.add(sums(tmp_path / "sums.onnx", grows=True), engine="cpu", replace=True)
+        client.add(sums(tmp_path / "own.onnx", grows=True), engine="cpu", replace=True)
         with pytest.raises(SequenceLost, match="its model was replaced"):
             sequence.infer({"x": frame(1)})
         sequence.restart()
@@ -180,7 +188,7 @@ def test_what_is_not_known_is_refused_and_never_begins_at_zero(
         sequence.infer({"x": frame(1), "state": np.zeros((1, 0), np.float32)})
         last = sequence.infer({"x": frame(2)}, outputs=["state_out"])
         assert last["state_out"].tolist() == [[1] * SIZE + [2] * SIZE]
-        client.remove("sums")
+        client.remove("own")
         with pytest.raises(NotFound):
             sequence.infer({"x": frame(1)})
 
