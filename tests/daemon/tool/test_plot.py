@@ -62,8 +62,19 @@ def drawn(kind: Literal["png", "svg"], *curves: Curve) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("title", ["lightglue", "a $ b $ c", "x^{", ""])
-@pytest.mark.parametrize("points", [[(0, 0.0)], [(0, 1e9), (10**6, 1.0)], [(3, 5.0), (3, 4.0), (7, 1e-3)]])
+CURVES = [[(0, 0.0)], [(0, 1e9), (10**6, 1.0)], [(3, 5.0), (3, 4.0), (7, 1e-3)]]
+TITLES = ["lightglue", "a $ b $ c", "x^{", ""]
+
+
+@pytest.mark.parametrize(
+    ("points", "title"),
+    [
+        # Each curve and each title once, and at length all pairs
+        pytest.param(points, title, marks=[pytest.mark.slow] if points is not CURVES[0] and n else [])
+        for points in CURVES
+        for n, title in enumerate(TITLES)
+    ],
+)
 def test_any_curve_is_drawn(points: list[tuple[float, float]], title: str) -> None:
     marks = tuple(Mark(x=x, y=y, label=title) for x, y in points)
     one = Curve(title=title, x_name="trials", y_name="ms", points=points, marks=marks)
