@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,24 +200,6 @@ def test_compressed_bodies_are_refused(client: Any) -> None:
     assert raised.value.status() == "415"
 
 
-def test_a_service_that_is_down_is_503_and_then_back(
-    start_service: Callable[..., Service], start_bridge: Callable[[str, str, Path], Bridge], small_model: Path
-) -> None:
-    service = start_service()
-    with service.client() as direct:
-        direct.add(small_model, name="small")
-    address = listening_at(start_bridge("honed.http.main", "port = 0", service.socket))
-    with triton.InferenceServerClient(address, connection_timeout=60, network_timeout=60) as client:
-        assert client.is_model_ready("small")
-        service.kill()
-        assert not client.is_server_live()
-        with pytest.raises(InferenceServerException) as raised:
-            client.get_model_metadata("small")
-        assert raised.value.status() == "503"
-        service.restart()
-        wait_for(lambda: client.is_model_ready("small"), "the service to be back", service)
-
-
 def test_the_report_is_shown_live(address: str) -> None:
     with urllib.request.urlopen(f"http://{address}/", timeout=60) as answer:
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -226,3 +208,14 @@ def test_the_report_is_shown_live(address: str) -> None:
     assert text.startswith("<!DOCTYPE html>")
     assert "vad" in text
     assert "same" in text
+
+
+def test_a_service_that_is_down_is_503_and_then_back(client: Any, service: Service) -> None:
+    assert client.is_model_ready("same")
+    service.kill()
+    assert not client.is_server_live()
+    with pytest.raises(InferenceServerException) as raised:
+        client.get_model_metadata("same")
+    assert raised.value.status() == "503"
+    service.restart()
+    wait_for(lambda: client.is_model_ready("same"), "the service to be back", service)
