@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +114,39 @@ def test_answers_of_other_services() -> None:
     for nonsense in ({}, {"ready": 1}):
         with pytest.raises(Internal, match="no sense"):
             methods.SERVER_READY.result_of(nonsense)
+
+
+STRANGER = """
+import sys
+from honed.runtime import Client
+from honed.protocol.errors import PermissionDenied
+client = Client(sys.argv[1])
+assert client.live()
+assert client.metadata()["name"] == "honed"
+for call in (client.status, client.models, lambda: client.remove("small"), lambda: client.infer("small", {})):
+    try:
+        call()
+    except PermissionDenied as error:
+        print(error)
+"""
+
+
+@pytest.mark.service
+@pytest.mark.opencl
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_stranger_is_refused_with_a_reason(service: Service) -> None:
+    service.socket.parent.chmod(0o755)
+    code = f"import os; os.setgroups([]); os.setgid(54321); os.setuid(54321)\n{STRANGER}"
+    # The interpreter's own folders may be closed to others, so everything is imported before becoming one.
+    preload = "import honed.runtime.client, honed.runtime.aio, msgpack, numpy\n"
+    done = subprocess.run(
+        [sys.executable, "-c", preload + code, str(service.socket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path("/"),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all("user 54321 may not call" in line for line in lines)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import time
-from collections.abc import Callable
-
 import pytest
 
 from honed.daemon.observe.faults import (
@@ -16,17 +11,11 @@ from honed.daemon.observe.faults import (
     UNKNOWN,
     WHOSE,
     ServiceProcesses,
-    ours,
     whose,
 )
 from honed.jobs.events import Quarantined
 from honed.machine.kernellog import Record
-from honed.protocol.methods import METRICS, SERVER_STATUS
-from honed.protocol.params import MetricsParams, Nothing
 from honed.protocol.service import KernelFault
-from honed.runtime import Client
-from honed.tool.main import main
-from tests.daemon.running import Service
 
 OURS = ServiceProcesses(workers=frozenset({11, 12}), since=1000.0)
 FAULT = Record(
@@ -105,34 +94,3 @@ class Log:
 
     def close(self) -> None:
         pass
-
-
-@pytest.mark.service
-@pytest.mark.opencl
-def test_faults_of_others_are_shown_and_not_blamed(
-    service: Service, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HONED_SOCKET", str(service.socket))
-    monkeypatch.setenv("COLUMNS", "200")
-    worker = client.status()["worker"]["pid"]
-
-    def record(process: int, moment: float) -> Record:
-        message = FAULT.message.replace("1693", str(process))
-        return dataclasses.replace(FAULT, message=message, realtime_s=time.time(), monotonic_s=moment)
-
-    def log(**_: object) -> Log:
-        return Log([record(worker, 100.0), record(4_000_001, 200.0)])
-
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", log)
-    run: Callable[..., str] = lambda *words: (main(words), capsys.readouterr().out)[1]  # noqa: E731
-    here = ("--state-dir", str(service.state))  # the log is read by the tool, not by the service
-    listed = json.loads(run("faults", "--json", *here))["kernel_log"]["faults"]
-    assert [(each["process"], each["whose"]) for each in listed] == [(worker, SERVICE), (4_000_001, OTHER)]
-    text = run("faults", *here)
-    assert f"process {worker}: a worker of the service" in text
-    assert "process 4000001: another process, none of the service" in text
-    text = run("status")
-    assert "2 in the kernel log since the machine started, 1 of a worker of this service" in text
-    assert client.status()["worker"]["restarts"] == 0
-    metrics, status = client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing())
-    assert ours(metrics, status).workers == {worker}

@@ -24,7 +24,7 @@ from honed.protocol.errors import PermissionDenied
 from honed.protocol.results import LatencyPoint
 from honed.report.charts import Scale, heights, latency_chart, times
 from honed.report.command import page
-from honed.report.contents import Report, gain, gather, median_in_service, task_shares
+from honed.report.contents import Report, gain, median_in_service, task_shares
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean
@@ -275,29 +275,7 @@ def test_of_a_service(service: Service, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{file} has the report: 1 model, " in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.service
-@pytest.mark.opencl
-def test_who_may_not_change_models_is_told_the_rest(service: Service) -> None:
-    with service.client() as client:
-        report = gather(_NoChange(client))
-    assert [model.listed.name for model in report.models] == ["small"]
-    assert report.faults.quarantined is None
-    assert report.notes == (
-        "what tuning recorded, and candidates in quarantine, are not told: user 9 may not call TunerRun",
-    )
-
-
-@pytest.mark.service
-@pytest.mark.opencl
-def test_without_the_records(service: Service) -> None:
-    with service.client() as client:
-        report = gather(client, records=False)
-    assert report.models[0].tuned is None
-    assert report.notes == ("what tuning recorded, and candidates in quarantine, are left out here",)
-    assert "are left out here" in words(parsed(page(report)))
-
-
-class _NoChange(Client):
+class MayNotChange(Client):
     """What asks for a member of group honed."""
 
     def __init__(self, client: Client) -> None:

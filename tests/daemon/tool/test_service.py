@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from honed.daemon.observe.faults import OTHER, SERVICE, ours
 from honed.machine.devices import Device
+from honed.machine.kernellog import Record
+from honed.protocol.methods import METRICS, SERVER_STATUS
+from honed.protocol.params import MetricsParams, Nothing
+from honed.report.command import page
+from honed.report.contents import gather
+from honed.runtime import Client
+from honed.tool.main import main
 from tests.daemon.conftest import SIZE, Hone
+from tests.daemon.observe.test_attribution import FAULT, Log
 from tests.daemon.running import Service
 from tests.pocl import ALL
 from tests.runtime.builder import Builder, add_constant, add_prepared
+
+from .test_report import MayNotChange, parsed, words
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
@@ -332,3 +346,50 @@ def test_a_wide_and_a_narrow_terminal(service: Service) -> None:
             check=True,
         )
         assert max(map(len, done.stdout.splitlines())) <= columns
+
+
+def test_a_report_for_who_may_not_change_models_tells_the_rest(service: Service) -> None:
+    with service.client() as client:
+        report = gather(MayNotChange(client))
+    assert [model.listed.name for model in report.models] == ["small"]
+    assert report.faults.quarantined is None
+    assert report.notes == (
+        "what tuning recorded, and candidates in quarantine, are not told: user 9 may not call TunerRun",
+    )
+
+
+def test_a_report_without_the_records(service: Service) -> None:
+    with service.client() as client:
+        report = gather(client, records=False)
+    assert report.models[0].tuned is None
+    assert report.notes == ("what tuning recorded, and candidates in quarantine, are left out here",)
+    assert "are left out here" in words(parsed(page(report)))
+
+
+def test_faults_of_others_are_shown_and_not_blamed(
+    service: Service, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HONED_SOCKET", str(service.socket))
+    monkeypatch.setenv("COLUMNS", "200")
+    worker = client.status()["worker"]["pid"]
+
+    def record(process: int, moment: float) -> Record:
+        message = FAULT.message.replace("1693", str(process))
+        return dataclasses.replace(FAULT, message=message, realtime_s=time.time(), monotonic_s=moment)
+
+    def log(**_: object) -> Log:
+        return Log([record(worker, 100.0), record(4_000_001, 200.0)])
+
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", log)
+    run: Callable[..., str] = lambda *words: (main(words), capsys.readouterr().out)[1]  # noqa: E731
+    here = ("--state-dir", str(service.state))  # the log is read by the tool, not by the service
+    listed = json.loads(run("faults", "--json", *here))["kernel_log"]["faults"]
+    assert [(each["process"], each["whose"]) for each in listed] == [(worker, SERVICE), (4_000_001, OTHER)]
+    text = run("faults", *here)
+    assert f"process {worker}: a worker of the service" in text
+    assert "process 4000001: another process, none of the service" in text
+    text = run("status")
+    assert "2 in the kernel log since the machine started, 1 of a worker of this service" in text
+    assert client.status()["worker"]["restarts"] == 0
+    metrics, status = client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing())
+    assert ours(metrics, status).workers == {worker}

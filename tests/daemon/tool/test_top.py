@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -73,25 +72,6 @@ def served(client: Client) -> int:
 
 @pytest.mark.service
 @pytest.mark.opencl
-def test_a_service_that_restarts_is_waited_for(
-    start_service: Callable[..., Service], small_model: Path, tmp_path: Path
-) -> None:
-    service = start_service()
-    with service.client() as client:
-        client.add(small_model, name="small")
-    with Terminal(["top", "--interval", "0.05"], {"HONED_SOCKET": str(service.socket)}, 100, 24) as terminal:
-        terminal.until("small")
-        service.kill()
-        terminal.until("no service answers")
-        again = start_service(service.state, socket=service.socket, wait=False)
-        again.wait_listening()
-        terminal.until_gone("no service answers")
-        terminal.type("q")
-        assert terminal.finish()[0] == 0
-
-
-@pytest.mark.service
-@pytest.mark.opencl
 def test_elsewhere_it_is_printed_once(
     service: Service, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +87,20 @@ def test_elsewhere_it_is_printed_once(
     document = json.loads(capsys.readouterr().out)
     assert document["models"][0]["name"] == "small"
     assert set(document) == set(client.metrics())
+
+
+@pytest.mark.service
+@pytest.mark.opencl
+def test_a_service_that_restarts_is_waited_for(service: Service) -> None:
+    with Terminal(["top", "--interval", "0.05"], {"HONED_SOCKET": str(service.socket)}, 100, 24) as terminal:
+        terminal.until("small")
+        service.kill()
+        terminal.until("no service answers")
+        service.restart()
+        service.wait_listening()
+        terminal.until_gone("no service answers")
+        terminal.type("q")
+        assert terminal.finish()[0] == 0
 
 
 def test_without_a_service(
