@@ -39,7 +39,7 @@ needs_gcc = pytest.mark.skipif(bool(lacking()), reason=f"there is no {', '.join(
 @pytest.fixture(scope="session")
 def program(made_once: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """infer.c, compiled with all warnings as errors, and with checks of memory and undefined behaviour."""
-    library = made_once("libhoned-sanitized", lambda path: objects(path, *SANITIZED))
+    library = made_once("libhoned-sanitized-objects", lambda path: objects(path, *SANITIZED))
     made = tmp_path_factory.mktemp("c") / "infer"
     return compiled(EXAMPLES / "infer.c", made, *SANITIZED, library=library)
 
