@@ -26,7 +26,7 @@ from honed.runtime.errors import InvalidArgument
 from tests.daemon import spin
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import NO_TUNER, Service, wait_for
 from tests.runtime.builder import Builder, add_constant, chain
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -342,8 +342,8 @@ def test_clients_side_by_side_get_their_own(service: Service) -> None:
     assert wrong == []
 
 
-def test_who_is_refused_and_gone_already_needs_no_reason(start_service: Starter) -> None:
-    service = start_service(config="[limits]\nmax_user_connections = 2\n")
+def test_who_is_refused_and_gone_already_needs_no_reason(service: Service) -> None:
+    service.configure("[limits]\nmax_user_connections = 2\n" + NO_TUNER)
     held = [Raw(service.socket) for _ in range(2)]
     for _ in range(300):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connecting:
@@ -352,6 +352,7 @@ def test_who_is_refused_and_gone_already_needs_no_reason(start_service: Starter)
     for raw in held:
         raw.socket.close()
     wait_for(service.answers, "room for others", service)
+    service.configure(NO_TUNER)
     assert "Traceback" not in service.log
 
 

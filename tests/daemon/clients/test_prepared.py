@@ -234,11 +234,9 @@ def _of(size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_whatever_comes_and_goes(
-    empty_service: Service, small_model: Path, tmp_path: Path, examples: int
-) -> None:
+def test_whatever_comes_and_goes(service: Service, small_model: Path, tmp_path: Path, examples: int) -> None:
     longer = add_constant(SIZE + 1).write(tmp_path / "longer.honed")
-    machine = type("Machine", (Prepared,), {"service": empty_service, "models": (small_model, longer)})
+    machine = type("Machine", (Prepared,), {"service": service, "models": (small_model, longer)})
     few = settings(
         max_examples=examples,
         phases=[Phase.generate],
@@ -247,6 +245,8 @@ def test_whatever_comes_and_goes(
         suppress_health_check=[HealthCheck.too_slow],
     )
     run_state_machine_as_test(machine, settings=few)
+    with service.client() as client:
+        client.add(small_model, name="small", replace=True)  # which the machine removes
 
 
 def test_regions_count_as_they_are_when_a_prepared_request_runs(service: Service, raw: Raw) -> None:
@@ -276,8 +276,8 @@ def test_regions_count_as_they_are_when_a_prepared_request_runs(service: Service
         assert raw.call("SystemSharedMemoryUnregister", {"name": "p"})[2] is None
 
 
-def test_limits_that_change_count_for_prepared_requests(empty_service: Service, tmp_path: Path) -> None:
-    service, size = empty_service, 4000
+def test_limits_that_change_count_for_prepared_requests(service: Service, tmp_path: Path) -> None:
+    size = 4000
     with service.client() as client, Raw(service.socket) as raw:
         client.add(add_constant(size).write(tmp_path / "large.honed"), name="m")
         number = answered(raw, {"model_name": "m", "inputs": _of(size)["inputs"]}, "ModelPrepare")
