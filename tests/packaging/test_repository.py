@@ -183,7 +183,8 @@ def serve() -> Iterator[Callable[[Path], str]]:
 
     def start(folder: Path) -> str:
         server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        serving = functools.partial(server.serve_forever, poll_interval=0.005)
+        threading.Thread(target=serving, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 

@@ -17,7 +17,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
-from tests.daemon.running import IDLE, Made, Service, serving, state_with, wait_for
+from tests.daemon.running import IDLE, NO_TUNER, Made, Service, serving, state_with, wait_for
 
 from .lease_holder import Tuner
 
@@ -109,9 +109,10 @@ def test_a_tuner_that_stays_is_named_and_requests_go_on(
 
 
 def test_a_busy_machine_grants_nothing_until_it_is_idle(
-    start_service: Callable[..., Service], capsys: pytest.CaptureFixture[str]
+    service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service = start_service(config=IDLE + "enabled = false\n")
+    busy = IDLE + "enabled = false\n" + NO_TUNER
+    service.configure(busy)
     with service.client() as client, Tuner(service.socket, 1.0) as tuner:
         refused = tuner.do("wait 0.1")
         assert (refused["granted"], refused["why"]) == (False, "tuning is switched off ([idle] enabled)")
@@ -123,16 +124,17 @@ def test_a_busy_machine_grants_nothing_until_it_is_idle(
         text = capsys.readouterr().out
         assert "switched off" in " ".join(text.split())
         assert any(line.split()[:1] == ["load"] for line in text.splitlines())
-        service.log_file.with_name("honed.toml").write_text(IDLE)
+        service.write_configuration(IDLE + NO_TUNER)
         tuner.say("wait 60")
         with Raw(service.socket) as raw:
             assert raw.call("ConfigReload", {})[2] is None
         assert tuner.hear()["granted"]
         # And the other way round: the lease ends with the idleness.
         tuner.say("until revoked")
-        service.log_file.with_name("honed.toml").write_text(IDLE + "enabled = false\n")
+        service.write_configuration(busy)
         service.process.send_signal(signal.SIGHUP)
         assert "switched off" in tuner.hear()["why"]
+    service.configure(IDLE + NO_TUNER)
 
 
 def test_bounds_that_are_not_allowed(service: Service) -> None:
