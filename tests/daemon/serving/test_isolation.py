@@ -247,7 +247,7 @@ def test_other_models_do_not_wait_for_one_that_takes_long(engine: Service, clien
 
 
 def test_a_half_closed_connection_gets_its_answer(engine: Service) -> None:
-    inputs = rounds(40_000)
+    inputs = rounds(15_000)
     raw = Raw(engine.socket)
     raw.request("ModelInfer", infer_params("loop", inputs))
     raw.socket.shutdown(socket.SHUT_WR)

@@ -44,7 +44,7 @@ def workload(tmp_path: Path) -> Workload:
     return honest.scale(tmp_path / "scale", N)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def board(service: Service, device: Device, cache_dir: Path) -> Iterator[MeasuringBoard]:
     made = MeasuringBoard(device.spec, cache_dir, LeasedGate(str(service.socket)), lambda: None)
     yield made
