@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,21 +63,40 @@ def test_it_offers_every_command() -> None:
     assert offered("farm", "") == ["worker", "scheduler", "certificates"]
 
 
+@cache
+def offered_of_commands() -> dict[str, list[str]]:
+    """What bash offers for "-" after each command."""
+    names = list(all_commands())
+    return dict(zip(names, all_offered([(*name.split(), "-") for name in names]), strict=True))
+
+
 @pytest.mark.parametrize("name", all_commands())
 def test_it_offers_every_option_of(name: str) -> None:
-    assert set(offered(*name.split(), "-")) == options(all_commands()[name])
+    assert set(offered_of_commands()[name]) == options(all_commands()[name])
 
 
 def test_it_offers_the_options_that_stand_before_a_command() -> None:
     assert set(offered("-")) == options(parser())
 
 
+def takes_a_value(command: argparse.ArgumentParser) -> dict[str, bool]:
+    """Whether each option does."""
+    return {option: action.nargs != 0 for action in command._actions for option in action.option_strings}
+
+
+@cache
+def offered_after_options() -> dict[tuple[str, str], list[str]]:
+    """What bash offers for "-" after each option of each command."""
+    places = [(name, option) for name, command in all_commands().items() for option in takes_a_value(command)]
+    answers = all_offered([(*name.split(), option, "-") for name, option in places])
+    return dict(zip(places, answers, strict=True))
+
+
 @pytest.mark.parametrize("name", all_commands())
 def test_it_knows_which_options_take_a_value(name: str) -> None:
     """After such an option no other is offered; after a flag they are."""
-    takes = {o: action.nargs != 0 for action in all_commands()[name]._actions for o in action.option_strings}
-    lines = [(*name.split(), option, "-") for option in takes]
-    for (option, value), words in zip(takes.items(), all_offered(lines), strict=True):
+    for option, value in takes_a_value(all_commands()[name]).items():
+        words = offered_after_options()[name, option]
         assert any(word.startswith("-") for word in words) != value, option
 
 
