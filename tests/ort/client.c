@@ -5,7 +5,7 @@
  *
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
- *   until (so many runs of a thread were routed, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
+ *   until (so many runs of a thread were routed, in at least `runs`, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
  *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long; -1: until standard input ends), pause (ms between
  *   two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of
@@ -36,7 +36,7 @@ static function **api;
 static void *env;
 static char *model;
 static const char *scenario = "";
-static long runs = 100, threads = 1, sessions = 1, from_bytes, kinds = 1, rows = 1, milliseconds, rest, until;
+static long runs, threads = 1, sessions = 1, from_bytes, kinds = 1, rows = 1, milliseconds, rest, until;
 static void *shared[1024];
 
 struct result {
@@ -174,7 +174,7 @@ static int goes_on(long count, int64_t end, const struct result *result)
     if (milliseconds < 0)
         return !input_ended();
     if (until)
-        return now() < end && result->routed < until;
+        return now() < end && (result->routed < until || count < runs);
     return milliseconds ? now() < end : count < runs;
 }
 
@@ -263,6 +263,8 @@ int main(int count, char **arguments)
             if (!strcmp(arguments[i], numbers[j].name))
                 *numbers[j].number = atol(value);
     }
+    if (!runs && !until)
+        runs = 100;
     if (strcmp(arguments[1], "-")) {
         void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
         const struct base *(*get)(void);
