@@ -9,7 +9,7 @@ run: setup ## show the main job: service, LightGlue, inference, check, profile
 # Tests wait for processes now and then: one more than there are processors keeps them busy. A file's tests run
 # in order in one process: they share services, and what one leaves to the next is the same every time.
 JOBS ?= $(shell expr $$(nproc) + 1)
-test: setup ## run the tests, the same every time: six minutes on two cores
+test: setup ## run the tests, the same every time: four minutes on two cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-slow: setup ## run the slow ones: real searches, large models, packages, more examples: 40 minutes
