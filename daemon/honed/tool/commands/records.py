@@ -14,6 +14,7 @@ from honed.machine.files import replacing
 from honed.protocol.errors import Internal
 from honed.runtime.calling.files import open_model
 from honed.tool.compiler import follow, run
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import (
@@ -21,7 +22,6 @@ from honed.tool.recordsfile import (
     add_state_dir_option,
     find_records,
     prepare,
-    running_in_service,
     service_device,
 )
 

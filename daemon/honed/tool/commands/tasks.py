@@ -14,9 +14,9 @@ from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import running_in_service
 
 _Column = tuple[str, Callable[[TaskRow], str]]  # Heading of a column, and a task's cell
 _NAME = 12  # Minimum characters shown of a task's name

@@ -25,9 +25,9 @@ from honed.protocol.results import ModelPlacement, ModelPublished
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerDied, RunningJob, running_job
+from honed.tool.inservice import running_in_service
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, minutes, unique
-from honed.tool.recordsfile import running_in_service
 
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, time_shares_text
 from .tuneview import TuningRun, TuningView, run_document
