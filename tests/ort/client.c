@@ -5,7 +5,8 @@
  *
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
- *   until (so many runs of a thread were routed, in at least `runs`, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
+ *   until (so many runs of a thread were routed, in at least `runs`, or two minutes have passed), runs (100 without `until`),
+ *   threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
  *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long; -1: until standard input ends), pause (ms between
  *   two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of

@@ -44,8 +44,7 @@ def test_lines_that_are_no_maps_are_passed_over() -> None:
 
 CRASHES = """
 import sys
-from honed.process.children import answering
-from honed.process.children import tell_again
+from honed.process.children import answering, tell_again
 {imports}
 with answering() as say:
     say({{"event": "first"}})

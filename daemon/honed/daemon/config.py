@@ -244,7 +244,7 @@ def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
     values: dict[str, _Value] = {}
     try:
         content, text = read_toml(file)
-    except FileNotFoundError as error:  # It was removed since it was looked for
+    except FileNotFoundError as error:  # The file was removed since it was looked for
         raise unreadable_config(file, error) from error
     lines = lines_of(text)
     for table, given in content.items():

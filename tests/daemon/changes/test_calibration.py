@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.tool.main import main
-from tests.daemon.running import Service, serving
+from tests.daemon.running import Service
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import add_constant
 
@@ -22,18 +21,6 @@ SIZE = 8
 CHOICE = PrecisionChoice(
     half=True, why="largest error 0.001 of an output's range", single=("a",), wide=("b",)
 )
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> StubTuner:
-    return StubTuner(tmp_path_factory.mktemp("stub"))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, stub: StubTuner) -> Iterator[Service]:
-    """A daemon whose compiler is the stub."""
-    with serving(tmp_path_factory, cache_dir, environment=stub.environment) as running:
-        yield running
 
 
 @pytest.fixture
@@ -47,7 +34,7 @@ def sets(tmp_path: Path) -> Path:
 
 
 def test_sets_reach_the_compiler_and_are_not_kept(
-    tmp_path: Path, sets: Path, stub: StubTuner, service: Service, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sets: Path, stub: StubTuner, stub_service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, heard = tmp_path / "m.onnx", tmp_path / "heard"
     source.write_bytes(b"not really ONNX, which the stub does not mind")
@@ -58,13 +45,13 @@ def test_sets_reach_the_compiler_and_are_not_kept(
         "found = {path.name: len(path.read_bytes()) for path in folder.iterdir()}\n"
         f"pathlib.Path({str(heard)!r}).write_text(json.dumps(found))\n",
     )
-    tool = ["--socket", str(service.socket)]
+    tool = ["--socket", str(stub_service.socket)]
     assert main([*tool, "add", str(source), "--calibration", str(sets)]) == 0
     sizes = {path.name: path.stat().st_size for path in sets.glob("*.npz")}
     assert json.loads(heard.read_text()) == sizes
-    with service.client() as client, client.export("m") as given:
+    with stub_service.client() as client, client.export("m") as given:
         assert list(given.sources) == ["m.onnx"]
-    assert os.listdir(service.state / "staging") == []
+    assert os.listdir(stub_service.state / "staging") == []
     capsys.readouterr()
     assert main([*tool, "show", "m"]) == 0
     assert f"computes in fp32 {CHOICE.why}" in " ".join(capsys.readouterr().out.split())
@@ -74,8 +61,8 @@ def test_sets_reach_the_compiler_and_are_not_kept(
     }  # fmt: skip
 
 
-def test_what_decides_nothing_is_refused(service: Service, small_model: Path, sets: Path) -> None:
-    with service.client() as client:
+def test_what_decides_nothing_is_refused(stub_service: Service, small_model: Path, sets: Path) -> None:
+    with stub_service.client() as client:
         given = sets.parent / "small.honed"
         given.write_bytes(small_model.read_bytes())
         with pytest.raises(InvalidArgument, match="compiled already; shapes, precision, calibration inputs"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,30 +20,20 @@ from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.runtime.errors import ResourceExhausted
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import NO_TUNER, Service, serving
+from tests.daemon.running import NO_TUNER, Service
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import add_constant
 
 from .test_proof_cache import manifest
 
 
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> StubTuner:
-    return StubTuner(tmp_path_factory.mktemp("stub"))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, stub: StubTuner) -> Iterator[Service]:
-    """A daemon whose compiler is the stub."""
-    with serving(tmp_path_factory, cache_dir, environment=stub.environment) as running:
-        yield running
-
-
 @pytest.mark.service
 @pytest.mark.opencl
-def test_a_full_store_refuses_new_models_and_no_other_change(service: Service, small_model: Path) -> None:
-    service.configure("[limits]\nmax_models = 1\nmax_jobs = 1\n" + NO_TUNER)
-    with service.client() as client:
+def test_a_full_store_refuses_new_models_and_no_other_change(
+    stub_service: Service, small_model: Path
+) -> None:
+    stub_service.configure("[limits]\nmax_models = 1\nmax_jobs = 1\n" + NO_TUNER)
+    with stub_service.client() as client:
         client.add(small_model, name="a")
         client.set("a", warm_up=1)
         client.pin("a")
@@ -54,7 +43,7 @@ def test_a_full_store_refuses_new_models_and_no_other_change(service: Service, s
             client.add(small_model, name="b")
         assert [model["name"] for model in client.models()] == ["a"]
         client.remove("a")
-    service.configure(NO_TUNER)
+    stub_service.configure(NO_TUNER)
 
 
 @pytest.mark.parametrize("owner", [None, 1000])
@@ -84,7 +73,7 @@ def test_a_change_of_what_is_stored_is_its_owners_and_no_addition(tmp_path: Path
 @pytest.mark.service
 @pytest.mark.opencl
 def test_what_must_be_compiled_is_compiled_though_onnx_runtime_is_faster(
-    tmp_path: Path, stub: StubTuner, service: Service
+    tmp_path: Path, stub: StubTuner, stub_service: Service
 ) -> None:
     heard, source = tmp_path / "heard", tmp_path / "m.onnx"
     nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
@@ -93,7 +82,7 @@ def test_what_must_be_compiled_is_compiled_though_onnx_runtime_is_faster(
     onnx.save(helper.make_model(helper.make_graph(nodes, "m", [x], [y], [one]), ir_version=8), source)
     stub.knows(source, add_constant(SIZE))
     stub.first(source, f"pathlib.Path({str(heard)!r}).write_text(json.dumps(sys.argv))\n")
-    with service.client() as client:
+    with stub_service.client() as client:
         client.add(source, name="m", engine="opencl")
         assert "--keep-slower" in json.loads(heard.read_text())
         client.add(source, name="m", engine="fastest", replace=True)

@@ -40,7 +40,7 @@ def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
     return f"{name} isolated" if isolated else name
 
 
-@functools.lru_cache(maxsize=1024)  # Each request calls it several times
+@functools.lru_cache(maxsize=1024)  # Each request calls this function several times
 def is_cpu(engine: str) -> bool:
     """Return whether an engine is a CPU engine, shared or of a user."""
     return engine.startswith(CPU_ENGINE)

@@ -102,9 +102,8 @@ class Recent:
     """A histogram that knows those of the last minute apart; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
-        self._slices: deque[tuple[float, Histogram]] = (
-            deque()
-        )  # Durations of the last minute, by slice of time
+        # Durations of the last minute, by slice of time.
+        self._slices: deque[tuple[float, Histogram]] = deque()
         self._older = Histogram()
 
     def add(self, duration: Duration, now: float) -> None:

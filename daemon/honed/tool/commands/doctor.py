@@ -134,7 +134,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.machine import peaks
+    from honed.machine import peaks  # Needs pyopencl
 
     cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:
