@@ -183,6 +183,7 @@ void route_ran_routed(struct route *route, int64_t now, int64_t took)
 void route_failed(struct route *route, int64_t now, int64_t took)
 {
     route->in_flight--;
+    route->own_runs++;
     route->account->excess += took;
     if (route->state != ROUTE_OWN)
         fall_back(route, now, WHY_FAILED);

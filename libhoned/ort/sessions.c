@@ -163,16 +163,17 @@ void say(const char *line)
         return; /* nobody reads it */
 }
 
-/* How many runs of each kind were routed. */
+/* How many runs of each kind were routed; runs that were not looked at count as of the first. */
 static void total_text(const struct session *session, char *text)
 {
     char shapes[160];
     *text = 0;
     for (size_t i = 0; settings.log && i < MOST_KINDS && session->kinds[i]; i++) {
         const struct route *route = &session->kinds[i]->route;
+        uint64_t runs = route->own_runs + route->routed_runs + (i ? 0 : session->uncounted);
         shape_text(&session->kinds[i]->shapes, shapes, sizeof shapes);
         text += snprintf(text, LINE_BYTES, "honed: %.80s (%s): %" PRIu64 " of %" PRIu64 " runs routed\n", file_name(session),
-                         shapes, route->routed_runs, route->own_runs + route->routed_runs);
+                         shapes, route->routed_runs, runs);
     }
 }
 
@@ -394,7 +395,7 @@ static struct session *look_at(const struct run *run, int64_t began)
     enter();
     session = find_session(run->session);
     if (session && ((mark_count && is_marked(run->options)) ||
-                    (began < session->rest_until && ++session->skipped % LOOK_EVERY)))
+                    (++session->uncounted % LOOK_EVERY && began < session->rest_until)))
         session = NULL;
     leave();
     return session;
@@ -429,8 +430,8 @@ OrtStatus *decide_run(const struct runtime *runtime, const struct run *run)
     if (kind) {
         before = kind->route;
         kind->busy++;
-        kind->route.own_runs += session->skipped;
-        session->skipped = 0;
+        kind->route.own_runs += session->uncounted - 1; /* without this one, which its end counts */
+        session->uncounted = 0;
         if (kind->route.state != ROUTE_OWN && (line = line_take()) && !(deadline = route_begin(&kind->route, began))) {
             line_give(line);
             line = NULL;

@@ -43,6 +43,8 @@ static void expect(const char *key, const char *value)
         snprintf(is, sizeof is, "%s", route_rests(&route, now) ? "true" : "false");
     else if (!strcmp(key, "deadline"))
         snprintf(is, sizeof is, "%" PRId64, route_begin(&route, now));
+    else if (!strcmp(key, "own_runs"))
+        snprintf(is, sizeof is, "%" PRIu64, route.own_runs);
     else if (!strcmp(key, "excess"))
         snprintf(is, sizeof is, "%" PRId64, account.excess);
     if (strcmp(*is ? is : "null", value)) {

@@ -235,10 +235,12 @@ def misbehave(lie: str, client: Client, socket: Path) -> None:
                 return counts["ModelForm"] > 1 or counts["ModelInfer"] > 0
             return counts[asked] > (asked == "ModelInfer")
 
-        ended = client(socket, *keys, until=enough)
+        ended = client(socket, *keys, until=enough, HONED_ORT_LOG="1")
         assert asked == "ModelInfer" or not service.counts["ModelInfer"], lie
     check(ended)
     assert not sum(result["routed"] for result in ended.of.values()), lie
+    runs = sum(result["runs"] for result in ended.of.values())
+    assert f": 0 of {runs} runs routed\n" in ended.stderr, lie
 
 
 def test_a_model_that_was_removed_is_brought_again(client: Client, tmp_path: Path) -> None:

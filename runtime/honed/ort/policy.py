@@ -139,6 +139,7 @@ class Route:
     def record_failure(self, now: int, took: int) -> None:
         """Record a routed run that failed in any way; the app's own session then runs it."""
         self.in_flight -= 1
+        self.own_runs += 1
         self.account.excess += took
         if self.state != OWN:
             self._fall_back(now, FAILED)
