@@ -112,7 +112,7 @@ def test_a_loop_asks_the_same_child() -> None:
         lost = Unavailable("it is gone")
         child, link = await aio.spawn_rpc(PROGRAM, lost=lambda: lost)
         try:
-            added = aio.decode_answer(Add(number=2), await aio.begin(link, Add(number=2)))
+            added = Add.decode(await aio.begin(link, Add(number=2)))
             with pytest.raises(Unavailable, match="it is gone"):
                 await aio.begin(link, Fail(asked=False))
             return added, str(await child.wait())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.protocol import errors
+from honed.protocol import errors, strict
 from honed.protocol.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused, NotFound
-from honed.protocol.methods import METHODS, check_name, parse
+from honed.protocol.methods import METHODS, check_name
 from honed.protocol.params import InferParams, LoadOptions, LoadParams, PinParams, UploadOptions
 from honed.protocol.values import ENGINE_NAMES
+
+parse = partial(strict.from_plain, where="params", none_omitted=True)  # As the service does
 
 TYPES = [
     kind
@@ -112,7 +115,7 @@ def test_optional_fields_may_be_left_out_or_nil() -> None:
     ],
 )
 def test_wrong_parameters_are_refused_with_the_place(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="params"):
+    with pytest.raises(strict.SchemaError, match="params"):
         parse(InferParams, wrong)
 
 
@@ -134,7 +137,7 @@ def test_any_parameters_are_parsed_or_refused(method: str, params: dict[str, Any
     message = ""
     try:
         parse(METHODS[method].params, params)
-    except InvalidArgument as error:
+    except (strict.SchemaError, InvalidArgument) as error:
         message = str(error)
     assert len(message) < 500
 

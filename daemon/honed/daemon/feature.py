@@ -31,11 +31,10 @@ Known = dict[Hashable, tuple[object, Any]]
 
 @dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class MethodCall:
-    """A request for a method: its connection, number, parameters and descriptors."""
+    """A request for a method: its connection, number and descriptors."""
 
     connection: Connection
     msgid: int
-    params: Map
     descriptors: list[int]
 
     def progress(self, news: Map) -> None:

@@ -1,4 +1,4 @@
-"""The listening socket: accepts clients and routes their requests to the methods."""
+"""The listening socket, which accepts clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted, error_to_map
-from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
 from .core.queue import service_stops
-from .feature import MethodCall
-from .methods.methods import Api
 from .serving.pool import EngineManager
 from .settings.schema import Limits
 from .transport.access import Credentials, identify
-from .transport.connection import Connection, Work
+from .transport.connection import Answer, Connection
 from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
@@ -64,7 +61,9 @@ def listen(path: Path) -> socket.socket:
 
 
 class SocketServer:
-    """A server that accepts connections until it is stopped."""
+    """A server that accepts connections until it is stopped. `answer` is set before it begins."""
+
+    answer: Answer
 
     def __init__(self, listening: socket.socket, limits: Limits, pool: EngineManager) -> None:
         self._listening = listening
@@ -77,7 +76,6 @@ class SocketServer:
         self._loop = asyncio.get_running_loop()
         self._turns = RoundRobin(self._loop)
         self._accepting = False
-        self.api: Api | None = None
 
     @property
     def connections(self) -> int:
@@ -121,14 +119,6 @@ class SocketServer:
         end = self._loop.time() + _CLOSE_SECONDS
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
-
-    def start(self, connection: Connection, request: RequestReceived) -> Work:
-        """Return the work for a request; raise HonedError if the request is invalid or not permitted."""
-        assert self.api is not None
-        call = MethodCall(
-            connection=connection, msgid=request.msgid, params=request.params, descriptors=request.descriptors
-        )
-        return self.api.answer(call, request.method)
 
     def overfull(self) -> None:
         """Close the largest connection of the user that holds most, as all together hold too much."""

@@ -173,7 +173,7 @@ async def _run(
     reloader = Reloader(config, read, systemd, base.apply_config)
     loop.add_signal_handler(signal.SIGHUP, reloader.handle_signal)
     parts = await assembly.assemble(base, reloader)
-    base.clients.api = assembly.methods(parts, reloader, damaged)
+    base.clients.answer = assembly.methods(parts, reloader, damaged).answer
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)
         base.changes.checks.start_restoring()

@@ -16,10 +16,10 @@ from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.streams import Progress
-from honed.protocol.wire import FrameLimits, close_all
+from honed.protocol.wire import FrameLimits
 
 from .children import FREE, ExitInfo, ResourceLimits, kill_group, start
-from .rpc import FRAMES, Call, R
+from .rpc import FRAMES, Call
 
 _LINE = 4 << 20  # Bytes of a line that can be read at once
 
@@ -158,12 +158,6 @@ def begin(
 ) -> asyncio.Future[ResponseReceived]:
     """Send a call to a child and return the future of its answer; raise the error that broke the link."""
     return link.begin(call.method, strict.to_plain(call), descriptors, progress)
-
-
-def decode_answer(call: Call[R], answered: ResponseReceived) -> R:
-    """Return the child's answer to a call; close descriptors received with it."""
-    close_all(answered.descriptors)
-    return strict.from_plain(call.answer(), answered.result, where=call.method)
 
 
 async def run(

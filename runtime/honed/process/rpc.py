@@ -49,6 +49,12 @@ class Call(Generic[R]):
         found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
+    @classmethod
+    def decode(cls, answered: ResponseReceived) -> R:
+        """Return the child's answer; close descriptors received with it."""
+        close_all(answered.descriptors)
+        return strict.from_plain(cls.answer(), answered.result, where=cls.method)
+
 
 # ---- The parent's end ----
 
@@ -187,9 +193,11 @@ class RpcChild:
                 raise ConnectionResetError
         if isinstance(event, NotificationReceived):
             return strict.from_plain(_Phase, event.params, where="a phase")
-        close_all(event.descriptors)
         assert isinstance(event, ResponseReceived)
-        return event.error or strict.from_plain(kind.answer(), event.result, where=kind.method)
+        if event.error is None:
+            return kind.decode(event)
+        close_all(event.descriptors)
+        return event.error
 
     def _send(self) -> None:
         """Send pending data; if that fails, `answer` notices, as no answer arrives or not in time."""

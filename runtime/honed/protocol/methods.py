@@ -146,14 +146,6 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 
-def parse(kind: type[P], plain: Map) -> P:
-    """Return the parameters of a message as their dataclass; raise InvalidArgument for anything else."""
-    try:
-        return strict.from_plain(kind, plain, where="params", none_omitted=True)
-    except strict.SchemaError as error:
-        raise InvalidArgument(f"{error}; see docs/protocol.md for what this method takes") from error
-
-
 def check_name(name: str, what: str = "model") -> str:
     """Return `name` if it may name a model or region; raise InvalidArgument if not."""
     if not NAME.fullmatch(name):

@@ -31,7 +31,7 @@ class Answering:
     def __init__(self) -> None:
         self.payloads: list[weakref.ref[Any]] = []
 
-    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
+    def answer(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
         return self._work(asked.method)
 
     async def _work(self, how: str) -> dict[str, Any]:

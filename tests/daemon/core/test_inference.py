@@ -13,8 +13,8 @@ from honed.daemon.serving.plan import InferencePlan, ResponseInfo, check
 from honed.daemon.store.compiled import interface_of
 from honed.daemon.worker.calls import InferenceResult, InputSpec, OutputSpec, RegionSlice, pack_layout
 from honed.daemon.worker.shared_memory import RegionTable
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument
-from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import Tensor
@@ -46,7 +46,7 @@ def regions() -> Iterator[RegionTable]:
 
 def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
-    parsed = parse(InferParams, params)
+    parsed = strict.from_plain(InferParams, params, where="params", none_omitted=True)
     plan = check(parsed, interface_of(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
     plan.check_data(parsed.raw_input_contents or ())
     return plan

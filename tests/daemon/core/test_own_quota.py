@@ -26,8 +26,8 @@ from honed.daemon.features.user_models import (
     going,
     next_user,
 )
-from honed.daemon.methods.methods import Api
-from honed.daemon.store.names import NOBODYS, Viewer, is_own, own_model_named, own_name, with_model_name
+from honed.daemon.methods.methods import Api, _Row
+from honed.daemon.store.names import NOBODYS, Viewer, is_own, naming_field, own_name, with_model_name
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import METHODS, NAME
@@ -215,11 +215,8 @@ def test_every_parameter_that_names_a_model_is_known() -> None:
         fields = {"name", "model_name", "model"} & set(row.params.__dataclass_fields__)
         if not fields or row.name == "RepositoryModelLoad" or "SharedMemory" in row.name:
             continue
-        given_params = object.__new__(row.params)
-        object.__setattr__(given_params, next(iter(fields)), NOBODYS)
-        assert own_model_named(given_params) == (next(iter(fields)), NOBODYS), row.name
-    assert own_model_named(RegionName(name=NOBODYS)) is None
-    assert own_model_named(ModelParams(name="small")) is None
+        assert {naming_field(row.params)} == fields, row.name
+    assert naming_field(RegionName) is None
     assert with_model_name(ModelParams(name=NOBODYS), "name", "a") == ModelParams(name="a")
 
 
@@ -227,25 +224,26 @@ def test_every_parameter_that_names_a_model_is_known() -> None:
 def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
     """A handler runs a turn after the name was checked: what came in between may be another user's."""
     name = own_name(2, UploadParams(files=("f",), sha256=("a",)))
-    asked: dict[str, tuple[str, str] | None] = {}
+    asked: dict[str, str | None] = {}
 
     async def handler(_: MethodCall, params: Any) -> None:
-        asked[row.name] = own_model_named(params)
+        field = naming_field(type(params))
+        asked[row.name] = getattr(params, field) if field is not None else None
 
     api = object.__new__(Api)
     api.registry = Mock(find=Mock(return_value=None))  # when the request comes, nobody has brought it
     api.policy = Mock(viewer=Mock(return_value=Viewer(uid, all=uid == 0)))
     api.pipeline = Mock(start_cached=Mock(return_value=None))
-    api._handlers = {row.name: handler for row in METHODS.values()}
+    api._rows = {row.name: _Row.of(row, handler) for row in METHODS.values()}
     for row in METHODS.values():
         for field in {"name", "model_name", "model"} & set(row.params.__dataclass_fields__):
             params: dict[str, object] = {field: name}
             with suppress(InvalidArgument):  # what asks for more than a name
-                work = api.answer(Mock(connection=Mock(peer=Mock(uid=uid)), params=params), row.name)
+                work = api.answer(Mock(peer=Mock(uid=uid)), Mock(method=row.name, params=params))
                 assert isinstance(work, Coroutine)
                 asyncio.run(work)
     assert {"ModelHistory", "ModelProfile", "RepositoryModelUnload"} <= set(asked)
-    assert {found[1] for found in asked.values() if found} == {name if uid == 0 else NOBODYS}
+    assert {found for found in asked.values() if found} == {name if uid == 0 else NOBODYS}
 
 
 def test_who_sees_what() -> None:

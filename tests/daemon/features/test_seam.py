@@ -187,7 +187,7 @@ def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path:
     params = PrepareParams(model_name="m", inputs=(tensor,))
 
     def run(number: int, name: str, connection: int = 0) -> Map:
-        call = MethodCall(connection=cast(Any, connections[connection]), msgid=1, params={}, descriptors=[])
+        call = MethodCall(connection=cast(Any, connections[connection]), msgid=1, descriptors=[])
         answers: list[Map] = []
         work = pipeline.run(call, RunParams(number=number, id=name, raw_input_contents=(b"abcd",)))
         work.begin(lambda result, error: answers.append(result or {"error": error}))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from honed.daemon.idle.decision import (
     MAX_GAP,
-    Activity,
     Context,
     Decision,
     IdleSettings,
@@ -18,6 +17,7 @@ from honed.daemon.idle.decision import (
     judge,
     parse,
 )
+from honed.daemon.idle.leasing import Activity
 from honed.daemon.idle.signals import OwnLoad, Sample
 from honed.protocol.service import SignalReading
 from honed.runtime.errors import InvalidArgument

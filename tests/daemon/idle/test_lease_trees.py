@@ -37,14 +37,14 @@ class Service:
     def __init__(self, leasing: Leasing) -> None:
         self._leasing = leasing
 
-    def start(self, connection: Connection, request: RequestReceived) -> Coroutine[Any, Any, Any]:
-        async def answer() -> LeaseAsked | Empty:
+    def answer(self, connection: Connection, request: RequestReceived) -> Coroutine[Any, Any, Any]:
+        async def ask() -> LeaseAsked | Empty:
             if request.method == "LeaseAsk":
                 return self._leasing.ask(connection, request.params["candidate_seconds"])
             self._leasing.release(connection, request.params["lease"])
             return Empty()
 
-        return answer()
+        return ask()
 
     def connection_closed(self, connection: Connection) -> None:
         pass

@@ -43,7 +43,8 @@ def request_arrived(core: Core, event: RequestArrived) -> None:
         raise unusable(model.name, deployment.reason)
     if engine.phase is Phase.FAILED:
         raise Unavailable(f"{engine.not_starting}; 'hone doctor' may know why")
-    blame.check(model, engine, ticket)
+    if ticket.empty:
+        blame.check(model, engine, ticket)
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
@@ -91,7 +92,8 @@ def run_succeeded(core: Core, event: RunSucceeded) -> None:
     current = core.models.serves(running.model)
     if current and (engine.isolating or is_cpu(engine.name) == running.model.on_cpu):
         running.model.crash_record.record_success()
-    blame.note_answered(running, engine)
+    if running.ticket.empty:
+        blame.note_answered(running, engine)
     if not running.abandoned and event.more:
         running.ticket.attempts = 0  # Attempts count for one run
         blame.wait_again(core, running.ticket)

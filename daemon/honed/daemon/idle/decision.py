@@ -144,53 +144,6 @@ def _why_not(
     return ""
 
 
-class Activity:
-    """A counter of requests and additions; times are in monotonic seconds."""
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-        self._last: dict[str, float] = {}  # Time of the last request by model
-        self._latest = started
-        self._under_way = 0
-        self._adding = 0
-
-    def begin(self, model: str, now: float) -> None:
-        """Count a request for a model that arrived."""
-        self._under_way += 1
-        self._last[model] = self._latest = now
-
-    def end(self, model: str, now: float) -> None:
-        """Count a request for a model as answered."""
-        self._under_way -= 1
-        self._latest = now
-        if model in self._last:  # The model may have been removed
-            self._last[model] = now
-
-    def adding(self, change: int) -> None:
-        """Count the begin (1) or end (-1) of an addition, or of tuning by a user."""
-        self._adding += change
-
-    def forget(self, model: str) -> None:
-        """Forget a model that was removed."""
-        self._last.pop(model, None)
-
-    def since(self, now: float) -> dict[str, float]:
-        """Return the seconds since the last request, by model."""
-        return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
-
-    def samples(self, now: float) -> list[Sample]:
-        """Return the seconds since the last request, and counts of requests and additions in progress."""
-        if self._latest > self._started and self._last:
-            text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
-        else:
-            text = "since the service started; no request yet"
-        return [
-            Sample(signal="requests", value=max(0.0, now - self._latest), unit="s", text=text),
-            Sample(signal="queue", value=float(self._under_way), unit="", text="requests not answered yet"),
-            Sample(signal="adding", value=float(self._adding), unit="", text="models added or tuned by hand"),
-        ]
-
-
 @dataclass(frozen=True, slots=True)
 class TimeOfDayWindow:
     """A window of local time from `start` to before `end`, in minutes after midnight; it may cross that."""

@@ -27,13 +27,60 @@ from honed.protocol.service import (
     SignalReading,
 )
 
-from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
+from .decision import MAX_GAP, Context, Decision, IdleSettings, decide, judge
 from .signals import MachineSignals, OwnLoad, Sample, Signals
 
 LOOK_SECONDS = 1.0  # Interval of readings while a tuner has the lease or waits for it
 REST_SECONDS = 5.0  # Interval of readings without a tuner
 _SOONEST_SECONDS = 0.2  # Minimum interval of looking for background work
 _log = logging.getLogger(__name__)
+
+
+class Activity:
+    """A counter of requests and additions; times are in monotonic seconds."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._last: dict[str, float] = {}  # Time of the last request by model
+        self._latest = started
+        self._under_way = 0
+        self._adding = 0
+
+    def begin(self, model: str, now: float) -> None:
+        """Count a request for a model that arrived."""
+        self._under_way += 1
+        self._last[model] = self._latest = now
+
+    def end(self, model: str, now: float) -> None:
+        """Count a request for a model as answered."""
+        self._under_way -= 1
+        self._latest = now
+        if model in self._last:  # The model may have been removed
+            self._last[model] = now
+
+    def adding(self, change: int) -> None:
+        """Count the begin (1) or end (-1) of an addition, or of tuning by a user."""
+        self._adding += change
+
+    def forget(self, model: str) -> None:
+        """Forget a model that was removed."""
+        self._last.pop(model, None)
+
+    def since(self, now: float) -> dict[str, float]:
+        """Return the seconds since the last request, by model."""
+        return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
+
+    def samples(self, now: float) -> list[Sample]:
+        """Return the seconds since the last request, and counts of requests and additions in progress."""
+        if self._latest > self._started and self._last:
+            text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
+        else:
+            text = "since the service started; no request yet"
+        return [
+            Sample(signal="requests", value=max(0.0, now - self._latest), unit="s", text=text),
+            Sample(signal="queue", value=float(self._under_way), unit="", text="requests not answered yet"),
+            Sample(signal="adding", value=float(self._adding), unit="", text="models added or tuned by hand"),
+        ]
 
 
 class Leasing:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from honed.daemon.aio import Driven
 from honed.daemon.changes.add import ModelInstaller
@@ -25,13 +25,13 @@ from honed.daemon.serving import plan
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from honed.daemon.store.names import NOBODYS, Viewer, model_of, own_model_named, with_model_name
+from honed.daemon.store.names import NOBODYS, Viewer, is_own, model_of, naming_field, with_model_name
 from honed.daemon.transport.access import Policy
-from honed.daemon.transport.connection import WithDescriptors, Work
+from honed.daemon.transport.connection import Connection, WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
-from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Permission, check_version, parse
+from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Permission, check_version
 from honed.protocol.params import (
     MEASURING,
     ExportParams,
@@ -50,6 +50,7 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
+from honed.protocol.peer import RequestReceived
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.protocol.values import ENGINE_NAMES, Empty, ModelProfile
@@ -83,6 +84,20 @@ def _answers(method: Method[P, R]) -> Callable[[_Handler[P, R]], _Handler[P, R]]
     return mark
 
 
+class _Row(NamedTuple):
+    """A method as the service answers it; `field` of its parameters names a model."""
+
+    right: Permission
+    params: type[Any]
+    field: str | None
+    handler: Handler[Any, Any]
+
+    @classmethod
+    def of(cls, method: Method[Any, Any], handler: Handler[Any, Any]) -> Self:
+        """Return the row of a method and its handler."""
+        return cls(method.right, method.params, naming_field(method.params), handler)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Api:
     """The handlers of all methods; they raise HonedError if they cannot answer."""
@@ -107,34 +122,44 @@ class Api:
     connections: Callable[[], int]
     damaged: list[str]
     _started: float = field(init=False, default_factory=time.monotonic)
-    _handlers: dict[str, Handler[Any, Any]] = field(init=False)
+    _rows: dict[str, _Row] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._handlers = {name: partial(handler, self) for name, handler in _HANDLERS.items()}
+        handlers: dict[str, Handler[Any, Any]] = {
+            name: partial(handler, self) for name, handler in _HANDLERS.items()
+        }
         for feature in self.features:
-            self._handlers.update(feature.methods())
+            handlers.update(feature.methods())
+        self._rows = {name: _Row.of(METHODS[name], handler) for name, handler in handlers.items()}
 
-    def answer(self, call: MethodCall, method: str) -> Work:
+    def answer(self, connection: Connection, request: RequestReceived) -> Work:
         """Return the work that answers a request; raise HonedError if it is invalid or not permitted."""
-        known, handler = METHODS.get(method), self._handlers.get(method)
-        if known is None or handler is None:
+        method = request.method
+        row = self._rows.get(method)
+        if row is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
-        peer = call.connection.peer
-        self.policy.check(peer, known.right, method)
+        right, kind, field, handler = row
+        peer = connection.peer
+        self.policy.check(peer, right, method)
         self.pipeline.check_running()
-        parsed = parse(known.params, call.params)
-        own = own_model_named(parsed)
-        if own is None and known.right is not Permission.OWN:
+        try:
+            parsed = strict.from_plain(kind, request.params, where="params", none_omitted=True)
+        except strict.SchemaError as error:
+            raise InvalidArgument(f"{error}; see docs/protocol.md for what this method takes") from error
+        call = MethodCall(connection=connection, msgid=request.msgid, descriptors=request.descriptors)
+        name = getattr(parsed, field) or "" if field is not None else ""
+        own = bool(name) and is_own(name)
+        if not own and right is not Permission.OWN:
             return handler(call, parsed)
-        entry = self.registry.find(model_of(own[1])) if own is not None else None
+        entry = self.registry.find(model_of(name)) if own else None
         owner = entry.manifest.owner if entry is not None else None
-        if known.right is Permission.OWN and owner != peer.uid:
+        if right is Permission.OWN and owner != peer.uid:
             self.policy.check(peer, Permission.CHANGE, method)
         viewer = self.policy.viewer(peer)
         # An unused name may belong to another user by the time the handler runs.
-        if own is None or viewer.all or (entry is not None and viewer.sees(owner)):
+        if field is None or not own or viewer.all or (entry is not None and viewer.sees(owner)):
             return handler(call, parsed)
-        return self._as_nobodys(handler, call, parsed, *own)
+        return self._as_nobodys(handler, call, parsed, field, name)
 
     async def _as_nobodys(
         self, handler: Handler[P, R], call: MethodCall, params: P, field: str, name: str

@@ -101,7 +101,7 @@ class InferencePipeline:
         if prepared is not None:
             entry = self.registry.find(prepared.params.model_name)
             if entry is None or entry.manifest.owner == prepared.owner:
-                return Driven(self._infer(call.connection, prepared.params, prepared.cache, params))
+                return Driven(self._infer(call.connection, prepared.params, prepared.cache, params, entry))
         raise NotPrepared(f"no request is prepared as {params.number} on this connection; prepare it")
 
     def infer(self, call: MethodCall, params: InferParams) -> Driven[Map]:
@@ -114,22 +114,28 @@ class InferencePipeline:
             outputs=params.outputs,
         )
         run = RunParams(number=0, id=params.id, raw_input_contents=params.raw_input_contents)
-        return Driven(self._infer(call.connection, prepared, {}, run))
+        return Driven(self._infer(call.connection, prepared, {}, run, None))
 
     async def _infer(
-        self, connection: Connection, params: PrepareParams, cache: Known, run: RunParams
+        self,
+        connection: Connection,
+        params: PrepareParams,
+        cache: Known,
+        run: RunParams,
+        entry: ServedModel | None,
     ) -> Map:
-        """Return the result of a request.
+        """Return the result of a request for the model `entry`, or for that of its name, which is checked.
 
         If the model is replaced while the request waits, the new one answers.
         """
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
-            check_version(params.model_version)
             deadline = None
             if run.timeout is not None:
                 deadline = begun + plans.check_timeout(run.timeout) / 1e6
-            entry = self.registry.model(params.model_name)
+            if entry is None:
+                check_version(params.model_version)
+                entry = self.registry.model(params.model_name)
             if wants_compiled(params):
                 params = with_scalars(params, entry.manifest.interface)
             call = FeatureRequest(
@@ -199,11 +205,12 @@ class InferencePipeline:
         compiled, given = self.registry.interfaces(runner)
         regions, most, keep = (
             call.connection.regions,
-            self.limits.max_answer_bytes,
+            self.limits.max_message_bytes,
             self.usage_log.settings.keep_inputs,
         )
 
         def check() -> InferencePlan:
+            most = self.limits.max_answer_bytes
             return plans.check(call.params, compiled, given, regions, max_bytes=most, keep=keep)
 
         plan = call.compute_once(runner.name, (compiled, given, most, keep, regions.changes), check)

@@ -25,7 +25,6 @@ from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import InferenceResult, ProfileModel, WorkerCall
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import NoWorker, WorkerDied
-from honed.process.aio import decode_answer
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError, OutOfMemory
@@ -176,7 +175,7 @@ class InFlightRequests:
         model.statistics.count_served(served, now, time.time_ns() // 1_000_000)
         if answer.lowered:
             self._lower(ran, answer.lowered)
-        device = self._servers[work.engine].label
+        device = self._servers[work.engine].engine.label
         return ResponseInfo(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 
     def _lower(self, model: ServedModel, said: str) -> None:
@@ -349,7 +348,7 @@ class InFlightRequests:
         try:
             if isinstance(answer, Exception):
                 raise answer
-            work.answers.append(decode_answer(call, answer))
+            work.answers.append(call.decode(answer))
         except NoWorker:
             work.started = 0.0  # WorkerLost enqueues the request again
         except HonedError as error:

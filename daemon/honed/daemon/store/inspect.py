@@ -73,7 +73,6 @@ async def _one_child(calls: Sequence[Inspect | InspectSource]) -> AsyncIterator[
     """Yield the answers of a child for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), ResourceLimits(memory_mib=INSPECTION_MIB)
-    taken: Any = aio.decode_answer
     process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
         for call in calls:
@@ -81,7 +80,7 @@ async def _one_child(calls: Sequence[Inspect | InspectSource]) -> AsyncIterator[
             try:
                 async with asyncio.timeout(SECONDS):
                     answered = await aio.begin(link, call)
-                found = await in_thread(taken, call, answered)
+                found = await in_thread(call.decode, answered)
             except TimeoutError:
                 yield ModelFileError(f"{path} takes longer than {SECONDS:g} s to read")
                 return

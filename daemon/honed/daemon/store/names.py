@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from honed.daemon.store.compiled import Interface
 from honed.protocol import strict
 from honed.protocol.methods import NAME
-from honed.protocol.params import LoadParams, RegionName, RegionParams, RunParams, UploadOptions, UploadParams
+from honed.protocol.params import LoadParams, RegionName, RegionParams, UploadOptions, UploadParams
 from honed.protocol.strict import Map
 
 MARK: Final = "@"
@@ -24,8 +24,8 @@ _OWN: Final = re.compile(r"own-[0-9a-f]{40}")
 NOBODYS: Final = f"own-{'0' * 40}"  # A name that no known contents have
 _DEFAULTS: Final = UploadOptions(shapes={}, precision="auto", engine="fastest")
 _FIELDS: Final = ("model_name", "model", "name")  # Fields of parameters that name a model
-# LoadParams names a new model; the others have a name of something else.
-_NO_MODELS: Final = (RegionName, RegionParams, LoadParams, RunParams)
+# LoadParams names a new model, the others a region.
+_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -142,15 +142,12 @@ class Viewer:
 EVERYTHING: Final = Viewer(user=0, all=True)
 
 
-def own_model_named(params: Any) -> tuple[str, str] | None:
-    """Return the field of a method's parameters that names a user's own model, and that name; or None."""
-    if isinstance(params, _NO_MODELS):
+def naming_field(params: type[Any]) -> str | None:
+    """Return the field of a method's parameters that names a model, or None."""
+    if issubclass(params, _NO_MODELS):
         return None
-    for field in _FIELDS:
-        name = getattr(params, field, None)
-        if isinstance(name, str) and is_own(name):
-            return field, name
-    return None
+    known = {field.name for field in dataclasses.fields(params)}
+    return next((field for field in _FIELDS if field in known), None)
 
 
 def with_model_name(params: P, field: str, name: str) -> P:

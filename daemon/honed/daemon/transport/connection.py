@@ -133,14 +133,15 @@ class Timer:
 Work = Coroutine[Any, Any, Any] | Driven[Any]
 
 
+Answer = Callable[["Connection", RequestReceived], Work]
+
+
 class Handler(Protocol):
     """The server's interface for connections."""
 
-    def start(self, connection: Connection, request: RequestReceived) -> Work:
-        """Return the work for a request; raise HonedError if the request is invalid or not permitted.
-
-        The connection closes the request's descriptors when the work has ended.
-        """
+    # Returns the work for a request; raises HonedError if it is invalid or not permitted. The connection
+    # closes the request's descriptors when the work has ended.
+    answer: Answer
 
     def overfull(self) -> None:
         """Handle that all connections together hold too much memory."""
@@ -360,7 +361,7 @@ class Connection:
     def _handle(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
             try:
-                work = self._handler.start(self, event)
+                work = self._handler.answer(self, event)
             except HonedError as error:
                 close_all(event.descriptors)
                 self._wire.refuse(event.msgid, error)

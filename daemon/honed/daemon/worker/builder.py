@@ -124,7 +124,7 @@ class BuildProcess:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                     progress(int(params["done"]), int(params["of"]))
 
-                return aio.decode_answer(call, await aio.begin(running.link, call, progress=report))
+                return call.decode(await aio.begin(running.link, call, progress=report))
         except TimeoutError as error:
             self._why = f"{call.method} took longer than {seconds:g} s"
             raise self._loss_error() from error

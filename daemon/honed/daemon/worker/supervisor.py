@@ -216,7 +216,7 @@ class Supervisor:
             lambda done: self._over(under_way, None if done.cancelled() else done.exception())
         )
         try:
-            return aio.decode_answer(call, await coming)
+            return call.decode(await coming)
         except WorkerDied as died:
             raise self._death_error(under_way, died) from died
 
