@@ -82,7 +82,7 @@ class Faults:
         self._holder = holder
         self._folder = folder
         self._kinds: list[tuple[str, Callable[[], str]]] = [
-            ("kill -9 of the worker", lambda: self._kill("honed.daemon.worker")),
+            ("kill -9 of the worker", lambda: self._kill("honed.daemon.worker.worker")),
             ("the worker hangs (SIGSTOP)", self._hang),
             ("kill -9 of the tuner", lambda: self._kill("honed.tuner.service")),
             ("kill -9 of the measuring child", lambda: self._kill("honed.tuner.measure.child")),
@@ -123,13 +123,13 @@ class Faults:
         return f"another one after {time.monotonic() - begun:.1f} s"
 
     def _hang(self) -> str:
-        found = self._find("honed.daemon.worker")
+        found = self._find("honed.daemon.worker.worker")
         if found is None:
             return "there was none just then"
         os.kill(found.pid, signal.SIGSTOP)
         begun = time.monotonic()
         wait_for(
-            lambda: (f := self._find("honed.daemon.worker")) and f.pid != found.pid,
+            lambda: (f := self._find("honed.daemon.worker.worker")) and f.pid != found.pid,
             "another worker",
             seconds=120,
         )

@@ -99,7 +99,7 @@ class Honest:
         with contextlib.suppress(OSError, psutil.Error), users.raw(self._path) as raw:
             daemon = users.peer_pid(raw.socket)
             children = psutil.Process(daemon).children()
-            return (daemon, *(c.pid for c in children if "honed.daemon.worker" in c.cmdline()))
+            return (daemon, *(c.pid for c in children if "honed.daemon.worker.worker" in c.cmdline()))
         return ()
 
     @property

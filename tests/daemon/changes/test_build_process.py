@@ -52,7 +52,7 @@ def others(service: Service) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(service.process.pid).children():
         with contextlib.suppress(psutil.Error):  # it ended just now
-            if child.pid != serving and "honed.daemon.worker" in child.cmdline():
+            if child.pid != serving and "honed.daemon.worker.worker" in child.cmdline():
                 found.append(child)
     return found
 

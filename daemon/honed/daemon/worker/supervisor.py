@@ -73,7 +73,7 @@ def device_program(
     """Return the program of an OpenCL device's worker; `parts` limits the process of its CPU partitions."""
     more = (str(parts.threads), str(parts.memory_mib))
     return WorkerProgram(
-        module="honed.daemon.worker",
+        module="honed.daemon.worker.worker",
         argument=spec,
         memory_mib=memory_mib,
         setting="limits.worker_memory_mib",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -139,7 +140,7 @@ def zeros(executor: Executor) -> Inputs:
 
 # ---- The serving worker: a child process that owns the device and runs the service's calls ----
 #
-# python -m honed.daemon.worker CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB BOUND FD
+# python -m honed.daemon.worker.worker CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB BOUND FD
 #
 # It answers the service on the socket FD until that closes (`host.py`). THREADS and MEMORY_MIB are for the
 # process that runs CPU partitions of models; it runs while models have any.
@@ -364,3 +365,7 @@ def main(arguments: list[str]) -> None:
     connected = connect(arguments)
     parts = PartLimits(threads=int(threads), memory_mib=int(memory_mib))
     Worker(connected, Path(cache_dir), spec, parts, bound).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
