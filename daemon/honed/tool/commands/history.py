@@ -17,8 +17,7 @@ from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
-from honed.tool.compiler import follow, run
-from honed.tool.inservice import running_in_service
+from honed.tool.compiler import follow, run, running_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import add_state_dir_option, find_records

@@ -13,8 +13,7 @@ from honed.jobs.events import Exported, Imported
 from honed.machine.files import replacing
 from honed.protocol.errors import Internal
 from honed.runtime.calling.files import open_model
-from honed.tool.compiler import follow, run
-from honed.tool.inservice import running_in_service
+from honed.tool.compiler import follow, run, running_in_service
 from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import (

@@ -13,8 +13,7 @@ from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
-from honed.tool.compiler import CompilerDied, RunningJob
-from honed.tool.inservice import running_in_service
+from honed.tool.compiler import CompilerDied, RunningJob, running_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 

@@ -24,8 +24,7 @@ from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelPlacement, ModelPublished
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.client import Client
-from honed.tool.compiler import CompilerDied, RunningJob, running_job
-from honed.tool.inservice import running_in_service
+from honed.tool.compiler import CompilerDied, RunningJob, running_in_service, running_job
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, minutes, unique
 
