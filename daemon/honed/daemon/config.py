@@ -26,7 +26,7 @@ from .features.sequences import SequenceSettings
 from .features.user_models import AppsSettings
 from .idle.decision import IdleSettings
 from .observe.usage import UsageSettings
-from .settings.placement import Placement
+from .serving.selection import Placement
 from .settings.places import Places, drop_in_dir, places
 from .settings.schema import (
     CpuSettings,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.config import load
-from honed.daemon.settings.placement import Placement, PlacementDecision
+from honed.daemon.serving.selection import Placement, PlacementDecision
 from honed.runtime.errors import InvalidArgument, NotFound
 
 FULL = {"mali": "ARM Platform/Mali-G610", "cpu": "PoCL/cortex-a76", "npu": ""}

@@ -19,7 +19,6 @@ from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, is_c
 from honed.daemon.core.queue import ClientId
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.settings.placement import Placement
 from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
@@ -33,7 +32,7 @@ from .commits import StoreWriter
 from .engine_server import EngineServer
 from .in_flight import InFlightRequests
 from .loader import VersionComparer
-from .selection import choose, compare_again
+from .selection import Placement, choose, compare_again
 
 _log = logging.getLogger(__name__)
 
