@@ -18,7 +18,7 @@ from honed.runtime import HONED_VERSION
 from .aio import in_thread
 from .background import Background
 from .changes.add import ModelInstaller
-from .changes.change import Changes
+from .changes.change import Changes, StoreWriter
 from .changes.publish import Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
@@ -41,7 +41,6 @@ from .methods.pipeline import InferencePipeline
 from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
-from .serving.commits import StoreWriter
 from .serving.pool import EngineManager, EngineSettings
 from .settings.places import records_in
 from .store.inspect import Inspector
@@ -89,7 +88,7 @@ async def build_shared_services(config: Config, store: Store, listening: socket.
     settings = EngineSettings(
         service=places, limits=limits, cpu=config.cpu, user_mib=config.apps.memory_mib, policy=policy
     )
-    pool = EngineManager(settings, registry, store, commits, inspector, curves.latencies)
+    pool = EngineManager(settings, registry, store, commits.persist, inspector, curves.latencies)
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return SharedServices(
         config=config,

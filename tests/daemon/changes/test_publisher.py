@@ -12,14 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.changes.change import Changes
+from honed.daemon.changes.change import Changes, StoreWriter
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, CanaryCompared, Event, LoadReport, Persist, WorkerReady
 from honed.daemon.core.model import Canary, ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving.commits import StoreWriter
 from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo, summarise

@@ -198,11 +198,10 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from typing import Any, cast
 
     from honed.daemon.changes.add import ModelInstaller
-    from honed.daemon.changes.change import Changes
+    from honed.daemon.changes.change import Changes, StoreWriter
     from honed.daemon.core.machine import Machine
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry
-    from honed.daemon.serving.commits import StoreWriter
     from honed.daemon.settings.schema import Limits
     from honed.runtime.errors import PermissionDenied
     from tests.daemon.changes.test_proof_cache import manifest

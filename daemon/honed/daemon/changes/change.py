@@ -7,12 +7,13 @@
 
 A change owns its staging folder, with files received from a client or copied from the store, and pins the
 files that it has workers load. Both are released when the change ends, so that nothing remains of an
-uncommitted change.
+uncommitted change. Writes of manifests take turns, with those that the core asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +25,6 @@ from honed.daemon.aio import clearing_in_thread, in_thread, to_its_end
 from honed.daemon.core.messages import Added, Event, LoadReport, Removed, SuccessorReady, VersionChosen
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.commits import StoreWriter
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
@@ -34,7 +34,14 @@ from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.protocol import strict
-from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, ResourceExhausted, Unavailable
+from honed.protocol.errors import (
+    AlreadyExists,
+    HonedError,
+    InvalidArgument,
+    ModelRefused,
+    ResourceExhausted,
+    Unavailable,
+)
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
@@ -44,6 +51,8 @@ from .optimisations import OptimisationChecks
 
 # Progress of an addition, from 0 to 1, at the end of each stage.
 RECEIVED, COMPILED, BUILT = 0.02, 0.8, 0.98
+_RETRY_SECONDS = 30.0  # Pause before a failed write is retried
+_log = logging.getLogger(__name__)
 Notify = Callable[[Map], None]
 Entered = Added | SuccessorReady | VersionChosen  # Events by which a manifest is served
 
@@ -260,6 +269,48 @@ class Changes:
             self.checks.sweep()
 
         await to_its_end(turn())
+
+
+class StoreWriter:
+    """A writer of manifests; callers hold `turn` from a change of the store until `models` agrees."""
+
+    def __init__(self, store: Store, models: Registry) -> None:
+        self._store = store
+        self._models = models
+        self.turn = asyncio.Lock()
+
+    async def commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]] = ()) -> None:
+        """Store a manifest and its new files, or neither if that raises. The caller holds `turn`."""
+        try:
+            await in_thread(self._store.commit, manifest, staged)
+        except HonedError:
+            await self.sweep()
+            raise
+
+    async def sweep(self) -> None:
+        """Delete the files that no model needs."""
+        await in_thread(self._store.sweep, self._models.manifests())
+
+    async def rewrite(self, model: ServedModel) -> None:
+        """Store the present manifest of a model, if that is served or suspended."""
+        async with self.turn:
+            if self._models.keeps(model):
+                await self.commit(model.manifest)
+                await self.sweep()
+
+    async def persist(self, model: ServedModel) -> None:
+        """Store the manifest of a model, and retry until that succeeds.
+
+        Otherwise a restart of the service could serve a quarantined version again.
+        """
+        while self._models.keeps(model):
+            try:
+                await self.rewrite(model)
+            except HonedError as error:
+                _log.error("model %s: its versions are not stored yet: %s", model.name, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
 
 
 def same_source(variant: Manifest, model: Manifest) -> bool:

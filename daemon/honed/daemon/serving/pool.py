@@ -28,7 +28,6 @@ from honed.machine.bundle import has_cpu_engine
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
-from .commits import StoreWriter
 from .engine_server import EngineServer
 from .in_flight import InFlightRequests
 from .loader import VersionComparer
@@ -60,17 +59,17 @@ class EngineManager:
         settings: EngineSettings,
         models: Registry,
         store: Store,
-        commits: StoreWriter,
+        persist: Callable[[ServedModel], Coroutine[Any, Any, None]],
         inspector: Inspector,
         latencies: Latencies,
     ) -> None:
-        """Initialise; nothing runs yet."""
+        """Initialise; nothing runs yet. `persist` stores the manifest of a model."""
         service, limits = settings.service, settings.limits
         self._settings = settings
         self._limits = limits
         self._models = models
         self._store = store
-        self._commits = commits
+        self._persist = persist
         self._inspector = inspector
         self.placement = Placement(service.device, service.devices, service.placement)
         self._machine = Machine(
@@ -185,7 +184,7 @@ class EngineManager:
             case messages.CompareCanary(model):
                 self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
-                self._begin(self._commits.persist(model))
+                self._begin(self._persist(model))
             case messages.CompareEngines(model):
                 self._begin(self._follow(self.compare_engines(model)))
             case messages.InspectFile(model):
