@@ -43,7 +43,7 @@ from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.pool import EngineManager, EngineSettings
 from .settings.places import records_in
-from .store.inspect import Inspector
+from .store.inspector import Inspector
 from .store.store import Store
 from .transport.access import current_policy
 from .tuning.process import TunerChild

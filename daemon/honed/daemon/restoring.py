@@ -16,7 +16,7 @@ from .core.messages import Added, Damaged, NotRestored
 from .serving.pool import EngineManager
 from .serving.selection import cpu_serves, is_unfinished
 from .store.compiled import CompiledFileInfo
-from .store.inspect import SECONDS, inspect_all
+from .store.inspector import SECONDS, inspect_all
 from .store.names import is_variant
 from .store.store import Manifest, Store
 from .systemd import Systemd

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon.store import inspect
+from honed.daemon.store import inspector
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
@@ -205,7 +205,7 @@ def test_what_is_refused_does_not_wait_for_what_is_compiled(start_service: Start
 def test_a_reader_that_somebody_kills_is_not_the_files_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspect.python
+    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspector.python
     kills = 0
 
     def python(module: str) -> tuple[str, ...]:
@@ -213,12 +213,12 @@ def test_a_reader_that_somebody_kills_is_not_the_files_fault(
         kills -= 1
         return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module)
 
-    monkeypatch.setattr(inspect, "python", python)
+    monkeypatch.setattr(inspector, "python", python)
     kills = 2
-    assert asyncio.run(inspect.Inspector().inspect(path)).launches == 1
+    assert asyncio.run(inspector.Inspector().inspect(path)).launches == 1
     kills = 99
     with pytest.raises(Unavailable, match="SIGKILL"):
-        asyncio.run(inspect.Inspector().inspect(path))
+        asyncio.run(inspector.Inspector().inspect(path))
 
 
 def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
@@ -241,9 +241,9 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
         return (sys.executable, "-c", killed)
 
     async def go() -> list[object]:
-        return [found async for _, found in inspect.inspect_all([good, bad, good])]
+        return [found async for _, found in inspector.inspect_all([good, bad, good])]
 
-    monkeypatch.setattr(inspect, "python", python)
+    monkeypatch.setattr(inspector, "python", python)
     first, second, third = asyncio.run(go())
     assert isinstance(first, CompiledFileInfo)
     assert isinstance(second, ModelFileError)

@@ -23,7 +23,7 @@ from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo, summarise
 from honed.daemon.store.files import StoredFile, describe
-from honed.daemon.store.inspect import Inspector
+from honed.daemon.store.inspector import Inspector
 from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import first, succeed
 from honed.protocol.params import PublishParams

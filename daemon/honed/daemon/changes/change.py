@@ -30,7 +30,7 @@ from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile, receive
-from honed.daemon.store.inspect import Inspector
+from honed.daemon.store.inspector import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.protocol import strict

@@ -21,7 +21,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import CpuSettings, Limits, Service
-from honed.daemon.store.inspect import Inspector
+from honed.daemon.store.inspector import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.machine.bundle import has_cpu_engine
