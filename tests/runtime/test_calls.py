@@ -12,21 +12,21 @@ from honed.protocol import strict
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import NAME
 from honed.protocol.params import PrepareParams
-from honed.runtime.calling import calls, files, transport
+from honed.runtime.calling import calls, files, rpc
 from honed.runtime.calling.shared_memory import Region
 
 
 def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
+    monkeypatch.setattr(rpc, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert transport.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
-    assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
-    assert transport.default_socket({}) == "/proc/self/no-such-socket"
+    assert rpc.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
+    assert rpc.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
+    assert rpc.default_socket({}) == "/proc/self/no-such-socket"
     with monkeypatch.context() as root:
         root.setattr(os, "geteuid", lambda: 0)  # whose service is the system's
-        assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/no-such-socket"
-    monkeypatch.setattr(transport, "SYSTEM_SOCKET", "/proc/self/exe")
-    assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
+        assert rpc.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/no-such-socket"
+    monkeypatch.setattr(rpc, "SYSTEM_SOCKET", "/proc/self/exe")
+    assert rpc.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import Asking, InferenceBase, infer_call
 from honed.runtime.calling.leaseclient import LeaseHolder
-from honed.runtime.calling.steps import limit_of
+from honed.runtime.calling.rpc import limit_of
 from honed.runtime.client import SocketLink
 from honed.tool.parser import patience
 

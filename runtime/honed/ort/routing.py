@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from honed.protocol.errors import InvalidArgument, ModelRefused, NotFound
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams, RunReport
-from honed.runtime.calling.steps import Reply, RpcRequest
+from honed.runtime.calling.rpc import Reply, RpcRequest
 from honed.runtime.client import Client, SocketLink
 from honed.runtime.dtypes import DTYPES
 

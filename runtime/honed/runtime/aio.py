@@ -12,11 +12,11 @@ from typing import Any
 from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import Unavailable
 
-from .calling import transport
+from .calling import rpc
 from .calling.calls import AsyncRequestSequence, register, unregister
 from .calling.operations import Operations
+from .calling.rpc import Reply, RpcRequest, RpcSteps, T
 from .calling.shared_memory import Region
-from .calling.steps import Reply, RpcRequest, RpcSteps, T
 
 
 def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -72,7 +72,7 @@ class AsyncClient(Operations, performing=_performing):
         """End the connection; a later call opens a new one."""
         self._forget_scratch()
         if self._link is not None:
-            self._link.fail(transport.connection_lost())
+            self._link.fail(rpc.connection_lost())
             self._link = None
 
     async def __aenter__(self) -> AsyncClient:
@@ -88,7 +88,7 @@ class AsyncClient(Operations, performing=_performing):
             async with asyncio.timeout(ask.limit(self.timeout)):
                 return await _perform(link, ask)
         except TimeoutError as error:
-            raise transport.no_answer() from error
+            raise rpc.no_answer() from error
 
     async def _ensure_link(self) -> AsyncLink:
         """Return a usable connection that knows this client's regions; connect again if need be."""
@@ -119,8 +119,8 @@ async def _connect(path: str) -> AsyncLink:
         await asyncio.get_running_loop().sock_connect(connecting, path)
     except OSError as error:
         connecting.close()
-        raise transport.cannot_connect(path, error) from error
+        raise rpc.cannot_connect(path, error) from error
     except BaseException:
         connecting.close()
         raise
-    return AsyncLink(connecting, transport.client_peer(), transport.connection_lost)
+    return AsyncLink(connecting, rpc.client_peer(), rpc.connection_lost)

@@ -24,11 +24,11 @@ from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import ProtocolError, close_all
 
-from .calling import transport
+from .calling import rpc
 from .calling.calls import RequestSequence, register, unregister
 from .calling.operations import Operations
+from .calling.rpc import Reply, RpcRequest, RpcSteps, T, limit_of
 from .calling.shared_memory import Region
-from .calling.steps import Reply, RpcRequest, RpcSteps, T, limit_of
 
 
 def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., T]:
@@ -197,10 +197,10 @@ class SocketLink:
 
     def __init__(self, path: str, send_timeout: float | None) -> None:
         """Connect to the service, or raise Unavailable; `send_timeout` is in seconds, None: no limit."""
-        self._socket = transport.connect(path, send_timeout)
+        self._socket = rpc.connect(path, send_timeout)
         self._news = select.poll()  # Polls the socket for input; one thread at a time uses it
         self._news.register(self._socket, select.POLLIN)
-        self._peer = transport.client_peer()
+        self._peer = rpc.client_peer()
         self._sending = threading.Lock()  # Guards sending; acquired before `_lock`
         self._lock = threading.RLock()  # Guards receiving, and the state of waiting threads
         self._changed = threading.Condition(self._lock)  # Signalled when that state changes
@@ -227,7 +227,7 @@ class SocketLink:
                 self._flush()
             except BaseException as error:
                 # Part of the frame may be sent, so the connection is useless.
-                lost = transport.connection_lost()
+                lost = rpc.connection_lost()
                 self._fail(lost)
                 if isinstance(error, OSError):
                     raise lost from error
@@ -266,7 +266,7 @@ class SocketLink:
             try:
                 self._flush()
             except OSError:
-                self._fail(transport.connection_lost())
+                self._fail(rpc.connection_lost())
 
     def _flush(self) -> None:
         """Send what is unsent; raise OSError if the service accepts nothing within the limit of a write."""
@@ -276,7 +276,7 @@ class SocketLink:
 
     def close(self) -> None:
         """End the connection; waiting threads get Unavailable."""
-        self._fail(transport.connection_lost())
+        self._fail(rpc.connection_lost())
         with self._sending:
             self._socket.close()
 
@@ -285,7 +285,7 @@ class SocketLink:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
         if waiting.answer is None:
-            raise waiting.error or transport.connection_lost()
+            raise waiting.error or rpc.connection_lost()
         if waiting.answer.error is not None:
             raise waiting.answer.error
         return waiting.answer
@@ -296,14 +296,14 @@ class SocketLink:
             if self._news.poll(None if left is None else left * 1000):
                 self._receive()
         except OSError:
-            self._fail(transport.connection_lost())
+            self._fail(rpc.connection_lost())
         except ProtocolError as fault:
             self._fail(fault.error)
         except DeadlineExceeded:
             raise
         except BaseException:
             # Ctrl-C may have interrupted between reading and delivering: answers could be lost.
-            self._fail(transport.connection_lost())
+            self._fail(rpc.connection_lost())
             raise
         finally:
             with self._lock:
@@ -351,5 +351,5 @@ def _remaining_seconds(deadline: float | None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise transport.no_answer()
+        raise rpc.no_answer()
     return left

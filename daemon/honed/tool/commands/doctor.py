@@ -11,7 +11,7 @@ from honed.daemon.settings.places import places
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import Status
-from honed.runtime.calling import transport
+from honed.runtime.calling import rpc
 from honed.tool.doctor import checks, gather
 from honed.tool.doctor.checks import Finding, has_failures
 from honed.tool.doctor.readings import Readings
@@ -67,8 +67,8 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     """Return all that can be read, and findings on what prevents reading more."""
     uid = os.getuid()
     troubles = []
-    path = arguments.socket or transport.default_socket(os.environ)
-    system = path == transport.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
+    path = arguments.socket or rpc.default_socket(os.environ)
+    system = path == rpc.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
     daemon, status = gather.read_daemon(path, system=system)
     try:
         folders = _folders(status, uid)

@@ -45,9 +45,9 @@ from honed.protocol.values import Data, engine_name
 from honed.runtime.dtypes import STRING, DType, dtype, from_datatype, is_text
 from honed.runtime.encodings import decode_text, encode_text
 
-from . import shared_memory, transport
+from . import rpc, shared_memory
+from .rpc import RpcRequest, RpcSteps, limit_of
 from .shared_memory import LARGE, Region, Scratch
-from .steps import RpcRequest, RpcSteps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # Seconds for the service's own DEADLINE_EXCEEDED to arrive
@@ -206,7 +206,7 @@ class InferenceBase:
         Raises InvalidArgument if `timeout` is no number of at least 0.
         """
         limit_of(timeout)
-        self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else rpc.default_socket(os.environ)
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
         self._made = 0  # Regions created so far, which numbers their names

@@ -19,7 +19,7 @@ from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 
-from .steps import Reply, RpcRequest, RpcSteps
+from .rpc import Reply, RpcRequest, RpcSteps
 
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # A path, or the contents of a file

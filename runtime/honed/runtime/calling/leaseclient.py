@@ -25,8 +25,8 @@ from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseRecei
 from honed.protocol.strict import Map
 from honed.protocol.wire import ProtocolError, close_all
 
-from . import transport
-from .steps import limit_of
+from . import rpc
+from .rpc import limit_of
 
 _RETRY_SECONDS = 1.0  # Seconds between attempts while no service answers
 _LOOK_SECONDS = 3600.0  # Longest poll of the socket in seconds; poll allows at most 24 days
@@ -48,7 +48,7 @@ class LeaseHolder:
         socket: the service's path; None: honed's own. timeout: seconds that the service may take to answer;
         None, infinity, and a day or more set no limit.
         """
-        self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else rpc.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
         self.timeout = _seconds(timeout)
         self.why = "not asked yet"  # Reason that the lease is not held
@@ -132,14 +132,14 @@ class LeaseHolder:
         try:
             streams.send(connected, peer)
         except OSError as error:
-            raise transport.connection_lost() from error
+            raise rpc.connection_lost() from error
         while self._answer is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(f"the service did not answer within {self.timeout:g} s; see its log")
             self._receive(left)
             if self._connected is None:
-                raise transport.connection_lost()
+                raise rpc.connection_lost()
         if self._answer.error is not None:
             raise self._answer.error
         if not isinstance(self._answer.result, dict):
@@ -148,7 +148,7 @@ class LeaseHolder:
 
     def _connect(self) -> tuple[sockets.socket, Peer]:
         if self._connected is None:
-            self._connected = transport.connect(self.socket, limit_of(self.timeout)), transport.client_peer()
+            self._connected = rpc.connect(self.socket, limit_of(self.timeout)), rpc.client_peer()
             self._lease = self._revoked = 0  # A new service counts its leases from 1
         return self._connected
 
@@ -162,12 +162,12 @@ class LeaseHolder:
             return
         try:
             if not streams.receive(connected, peer):
-                self._lose(str(transport.connection_lost()))
+                self._lose(str(rpc.connection_lost()))
                 return
             while (event := peer.next_event()) is not None:
                 self._take(event)
         except OSError as error:
-            self._lose(str(transport.cannot_connect(self.socket, error)))
+            self._lose(str(rpc.cannot_connect(self.socket, error)))
         except (ProtocolError, HonedError, KeyError, TypeError, ValueError) as error:
             self._lose(f"the service said something that makes no sense ({error}); compare versions")
 

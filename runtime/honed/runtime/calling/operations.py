@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -25,7 +26,31 @@ from honed.protocol.strict import Map
 from . import files
 from .calls import InferenceBase, InferenceResponse, Outputs, PreparedRequest, SequenceOptions
 from .files import ExportedFiles, Given, open_export, open_single_file, shapes_of
-from .steps import USUAL, RpcRequest, RpcSteps, T, Usual, limit_of, operation
+from .rpc import USUAL, RpcRequest, RpcSteps, T, Usual, limit_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class operation(Generic[P, R]):  # noqa: N801 - a decorator
+    """A decorator that makes an operation's steps a method of each client class."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], RpcSteps[R]]) -> None:
+        self.steps = steps
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, client: AbstractContextManager[Any, Any], owner: Any = ...) -> Callable[P, R]: ...
+        @overload
+        def __get__(
+            self, client: AbstractAsyncContextManager[Any, Any], owner: Any = ...
+        ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+        def __get__(self, client: Any, owner: Any = None) -> Any:
+            """Return, for type checkers, a plain method for a client that takes `with`.
+
+            For any other client, it is a method to await.
+            """
 
 
 class Operations(InferenceBase):
