@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from honed.daemon.listener import listen
-from honed.protocol import streams
 from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import Unavailable
-from honed.protocol.peer import Peer, RequestReceived, ResponseReceived
+from honed.protocol.peer import Peer, RequestReceived, ResponseReceived, read_socket, write_socket
 from honed.protocol.wire import FrameLimits
 from honed.runtime.client import SocketLink
 
@@ -39,10 +38,10 @@ def _peer(*, serves: bool) -> Peer:
 def _work(connected: socket.socket) -> None:
     """Answer each request with its parameters."""
     peer = _peer(serves=True)
-    while streams.receive(connected, peer):
+    while read_socket(connected, peer):
         while isinstance(event := peer.next_event(), RequestReceived):
             peer.answer(event.msgid, event.params)
-        streams.send(connected, peer)
+        write_socket(connected, peer)
 
 
 async def _serve(listening: socket.socket, worker: socket.socket) -> None:
@@ -54,10 +53,10 @@ async def _serve(listening: socket.socket, worker: socket.socket) -> None:
     def answer(msgid: int, answered: ResponseReceived | Exception) -> None:
         assert isinstance(answered, ResponseReceived)
         peer.answer(msgid, answered.result)
-        streams.send(connected, peer)
+        write_socket(connected, peer)
 
     def read() -> None:
-        streams.receive(connected, peer)
+        read_socket(connected, peer)
         while isinstance(event := peer.next_event(), RequestReceived):
             link.ask(event.method, event.params, partial(answer, event.msgid))
 

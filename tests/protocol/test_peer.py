@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.protocol import streams
 from honed.protocol.errors import InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.peer import (
     MAX_PENDING_DESCRIPTORS,
@@ -23,6 +22,8 @@ from honed.protocol.peer import (
     Peer,
     RequestReceived,
     ResponseReceived,
+    read_socket,
+    write_socket,
 )
 from honed.protocol.wire import FrameLimits, InvalidMessage, ProtocolError, close_all
 
@@ -279,8 +280,8 @@ def test_descriptors_that_are_read_are_kept_from_programs_that_are_started() -> 
     sender, receiver = Peer(serves=False, receiving=FrameLimits(), sending=FrameLimits()), server()
     with ours, theirs, open(os.devnull, "rb") as file:
         sender.call("m", {}, [file.fileno()])
-        streams.send(ours, sender)
-        assert streams.receive(theirs, receiver)
+        write_socket(ours, sender)
+        assert read_socket(theirs, receiver)
         event = receiver.next_event()
         assert isinstance(event, RequestReceived)
         [descriptor] = event.descriptors

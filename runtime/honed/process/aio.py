@@ -14,8 +14,7 @@ from typing import Any
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import HonedError, InvalidArgument
-from honed.protocol.peer import Peer, ResponseReceived
-from honed.protocol.streams import Progress
+from honed.protocol.peer import Peer, Progress, ResponseReceived
 from honed.protocol.wire import FrameLimits
 
 from .children import FREE, ExitInfo, ResourceLimits, kill_group, start

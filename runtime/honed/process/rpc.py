@@ -22,9 +22,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.process.children import FREE, ExitInfo, ResourceLimits, kill_group, last_line, start
-from honed.protocol import streams, strict
+from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.protocol.peer import NotificationReceived, Peer, RequestReceived, ResponseReceived
+from honed.protocol.peer import (
+    NotificationReceived,
+    Peer,
+    RequestReceived,
+    ResponseReceived,
+    read_socket,
+    write_socket,
+)
 from honed.protocol.wire import FrameLimits, ProtocolError, close_all
 
 R = TypeVar("R")
@@ -189,7 +196,7 @@ class RpcChild:
             timeout = None if until is None else max(until - time.monotonic(), 1e-3)
             if timeout != self._socket.gettimeout():
                 self._socket.settimeout(timeout)
-            if not streams.receive(self._socket, self._peer):
+            if not read_socket(self._socket, self._peer):
                 raise ConnectionResetError
         if isinstance(event, NotificationReceived):
             return strict.from_plain(_Phase, event.params, where="a phase")
@@ -202,7 +209,7 @@ class RpcChild:
     def _send(self) -> None:
         """Send pending data; if that fails, `answer` notices, as no answer arrives or not in time."""
         try:
-            streams.send(self._socket, self._peer)
+            write_socket(self._socket, self._peer)
         except TimeoutError:
             pass
         except OSError:
@@ -287,7 +294,7 @@ class RpcServer:
         try:
             while True:
                 event = self._peer.next_event()
-                if event is None and not streams.receive(self._socket, self._peer):
+                if event is None and not read_socket(self._socket, self._peer):
                     return None
                 if event is not None and not isinstance(event, ResponseReceived):
                     return event
@@ -333,6 +340,6 @@ class RpcServer:
 
     def _send(self) -> None:
         try:
-            streams.send(self._socket, self._peer)
+            write_socket(self._socket, self._peer)
         except ConnectionError:
             return  # The parent has hung up: `next_message` returns None

@@ -7,10 +7,8 @@ import socket as sockets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from . import streams
 from .errors import HonedError, error_from_map
-from .peer import Event, NotificationReceived, Peer, ResponseReceived
-from .streams import Progress
+from .peer import Event, NotificationReceived, Peer, Progress, ResponseReceived, read_socket, write_socket
 from .strict import Map
 from .wire import ProtocolError, close_all
 
@@ -136,7 +134,7 @@ class AsyncLink:
     def _write(self) -> None:
         """Send as much as the socket accepts, and the rest when it accepts more."""
         try:
-            streams.send(self._socket, self._peer)
+            write_socket(self._socket, self._peer)
         except OSError:
             self.fail(self._lost())
             return
@@ -149,7 +147,7 @@ class AsyncLink:
 
     def _readable(self) -> None:
         try:
-            if not streams.receive(self._socket, self._peer):
+            if not read_socket(self._socket, self._peer):
                 raise ConnectionResetError
             while self.broken is None and (event := self._peer.next_event()) is not None:
                 self._deliver(event)

@@ -1,14 +1,17 @@
-"""One end of a connection, without I/O: bytes in and events out, calls in and bytes out.
+"""One end of a connection: bytes in and events out, calls in and bytes out, and how a socket moves them.
 
-The service, its workers and every client use it. The owner of the socket passes input to `receive`, reads
-`next_event` until that is None, and writes what `to_send` returns.
+The service, its workers and every client use it. `Peer` does no I/O: the owner of the socket passes input to
+`Peer.receive`, reads `next_event` until that is None, and writes what `to_send` returns. `read_socket` and
+`write_socket` do that for a socket, blocking or not. `aiolink` is apart, as children need no asyncio.
 """
 
 from __future__ import annotations
 
+import array
 import logging
+import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +35,12 @@ from .wire import (
 
 MAX_DESCRIPTORS: Final = 32  # Descriptors of one message
 MAX_PENDING_DESCRIPTORS: Final = 64  # Descriptors received with messages that are not whole yet
+_CHUNK = 64 << 10  # Bytes of one read: a larger buffer would be mapped for each read
+_ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
+# Plain numbers: an operation on the enumerations of `socket` takes as long as a read.
+_CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _log = logging.getLogger(__name__)
+Progress = Callable[[Map], None]  # Called with the Progress maps of a call in flight
 
 
 @dataclass(slots=True)
@@ -308,3 +316,55 @@ class Peer:
             close_all(frame.descriptors)
         self.unsent_descriptors -= len(frame.descriptors)
         frame.descriptors = ()
+
+
+def read_socket(connected: socket.socket, peer: Peer) -> bool:
+    """Read once and pass the data to the peer; return False at the end of the stream.
+
+    Raises ProtocolError, and OSError: BlockingIOError if a non-blocking socket has no data.
+    """
+    data, descriptors, flags = _read(connected)
+    peer.receive(data, descriptors, truncated=bool(flags & _TRUNCATED))
+    return bool(data)
+
+
+def discard_input(connected: socket.socket) -> bool:
+    """Read once and discard the data; return False at the end of the stream.
+
+    Raise OSError as `read_socket` does.
+    """
+    data, descriptors, _ = _read(connected)
+    close_all(descriptors)
+    return bool(data)
+
+
+def write_socket(connected: socket.socket, peer: Peer) -> bool:
+    """Write all that the peer has to send, or what a non-blocking socket accepts; return whether it sent any.
+
+    Raises OSError.
+    """
+    progress = False
+    while peer.unsent_bytes and (piece := peer.to_send()) is not None:
+        data, descriptors = piece
+        try:
+            sent = socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)
+        except BlockingIOError:
+            break
+        peer.record_sent(sent)
+        progress = True
+    return progress
+
+
+def _read(connected: socket.socket) -> tuple[bytes, list[int], int]:
+    """Return bytes, descriptors and flags of one read.
+
+    Does what `socket.recv_fds` does, but faster if no descriptors arrived.
+    """
+    data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
+    if not ancillary:
+        return data, [], flags
+    descriptors = array.array("i")
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
+    return data, list(descriptors), flags

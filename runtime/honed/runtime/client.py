@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
-from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
+from honed.protocol.peer import Event, NotificationReceived, ResponseReceived, read_socket, write_socket
 from honed.protocol.strict import Map
 from honed.protocol.wire import ProtocolError, close_all
 
@@ -270,7 +269,7 @@ class SocketLink:
 
     def _flush(self) -> None:
         """Send what is unsent; raise OSError if the service accepts nothing within the limit of a write."""
-        streams.send(self._socket, self._peer)
+        write_socket(self._socket, self._peer)
         if self._peer.unsent_bytes:
             raise TimeoutError
 
@@ -315,7 +314,7 @@ class SocketLink:
     def _receive(self) -> None:
         """Deliver the messages of one read; raise OSError at the end of the stream."""
         with self._lock:
-            if not streams.receive(self._socket, self._peer):
+            if not read_socket(self._socket, self._peer):
                 raise ConnectionResetError
             while (event := self._peer.next_event()) is not None:
                 self._deliver(event)

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 from honed.daemon.worker.supervisor import FRAMES
-from honed.protocol import streams
-from honed.protocol.peer import Peer
+from honed.protocol.peer import Peer, write_socket
 
 SECONDS = 60.0
 CODE = """
@@ -41,7 +40,7 @@ def test_a_process_that_has_no_memory_to_answer_a_load_ends() -> None:
         far.close()
         peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES)
         peer.call("OpenDevice", {})
-        streams.send(near, peer)
+        write_socket(near, peer)
         try:
             _, said = process.communicate(timeout=SECONDS)
         finally:

@@ -15,7 +15,7 @@ from honed.daemon.aio import Driven
 from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.shared_memory import RegionTable
-from honed.protocol import streams, strict
+from honed.protocol import strict
 from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -24,7 +24,16 @@ from honed.protocol.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
+from honed.protocol.peer import (
+    MAX_PENDING_DESCRIPTORS,
+    Event,
+    NotificationReceived,
+    Peer,
+    RequestReceived,
+    discard_input,
+    read_socket,
+    write_socket,
+)
 from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, ProtocolError, close_all
 
@@ -277,9 +286,9 @@ class Connection:
         try:
             if self._ending:
                 # Data that arrives after the end is dropped, so that the client can read the error.
-                more = streams.drop(self._socket.socket)
+                more = discard_input(self._socket.socket)
             else:
-                more = streams.receive(self._socket.socket, self._wire)
+                more = read_socket(self._socket.socket, self._wire)
         except BlockingIOError:
             self._socket.read(True)
         except OSError:
@@ -419,7 +428,7 @@ class Connection:
     def _write(self) -> None:
         """Send what fits; wait for room if data is left, otherwise finish if the connection is ending."""
         try:
-            progress = streams.send(self._socket.socket, self._wire)
+            progress = write_socket(self._socket.socket, self._wire)
         except OSError:
             self.close()
             return

@@ -14,8 +14,8 @@ from honed.protocol import methods
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.params import LoadOptions, LoadParams, UploadOptions, UploadParams
+from honed.protocol.peer import Progress
 from honed.protocol.results import UploadResult
-from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 

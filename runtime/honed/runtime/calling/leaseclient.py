@@ -19,9 +19,8 @@ import select
 import socket as sockets
 import time
 
-from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
-from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
+from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived, read_socket, write_socket
 from honed.protocol.strict import Map
 from honed.protocol.wire import ProtocolError, close_all
 
@@ -130,7 +129,7 @@ class LeaseHolder:
         self._answer = None
         peer.call(method, params)
         try:
-            streams.send(connected, peer)
+            write_socket(connected, peer)
         except OSError as error:
             raise rpc.connection_lost() from error
         while self._answer is None:
@@ -161,7 +160,7 @@ class LeaseHolder:
         if not poller.poll(min(max(0.0, seconds), _LOOK_SECONDS) * 1000):
             return
         try:
-            if not streams.receive(connected, peer):
+            if not read_socket(connected, peer):
                 self._lose(str(rpc.connection_lost()))
                 return
             while (event := peer.next_event()) is not None:

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from honed.protocol import methods, params, strict
 from honed.protocol.methods import Method
 from honed.protocol.params import InferParams
+from honed.protocol.peer import Progress
 from honed.protocol.results import InferResult, UploadResult
 from honed.protocol.service import HintsImported
-from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 
 from . import files

@@ -25,8 +25,7 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import MAX_TIMEOUT_US, Method
-from honed.protocol.peer import Peer, ResponseReceived
-from honed.protocol.streams import Progress
+from honed.protocol.peer import Peer, Progress, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import FrameLimits, close_all
 
