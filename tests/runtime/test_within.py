@@ -15,7 +15,7 @@ from honed.machine.devices import Device
 from honed.runtime import load
 from honed.runtime.compiled import plan, validate
 from honed.runtime.compiled.model import CPU_PART, CompiledModel, Launch
-from honed.runtime.compiled.sub_buffers import WrittenBytes, check_declared, share_bytes
+from honed.runtime.compiled.plan import WrittenBytes, check_declared, share_bytes
 from honed.runtime.errors import DeviceError, ModelFileError
 from honed.runtime.execution.executor import Executor
 

@@ -34,8 +34,7 @@ from honed.runtime.compiled.model import (
     Step,
     View,
 )
-from honed.runtime.compiled.plan import uses
-from honed.runtime.compiled.sub_buffers import bytes_of, family_of, share_bytes
+from honed.runtime.compiled.plan import bytes_of, family_of, share_bytes, uses
 from honed.tool.output import Output, bytes_text, clean, line
 from honed.tool.parser import UsageError
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from honed.runtime.dtypes import DTYPES, dtype
 from honed.runtime.engines import LEVELS
 
-from .model import CompiledModel, CpuPartition, HostCall, PartitionTable, PartitionTensor, Probe, Tensor
-from .sub_buffers import check_there, require
+from .model import CompiledModel, CpuPartition, PartitionTable, PartitionTensor, Probe, Tensor
+from .plan import check_there, require
 
 MAX_PARTS = 16
 MAX_REASONS = 64  # Reasons of one partition
@@ -24,7 +24,7 @@ _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 
 
 def check(model: CompiledModel) -> None:
-    """Raise ModelFileError if the partitions break a rule; `check_call` checks the steps that run them."""
+    """Raise ModelFileError if the partitions break a rule; `plan` checks the steps that run them."""
     split = model.split
     if split is None:
         require(not model.forms, "there are forms of parts, and no parts")
@@ -133,31 +133,6 @@ def observed_sizes(tensors: Iterable[PartitionTensor], shapes: Iterable[Sequence
     )
 
 
-def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
-    """Raise ModelFileError unless a host call of a partition has its inputs and outputs."""
-    split = model.split
-    attrs = dict(step.attrs)
-    number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
-    require(
-        type(number) is int and isinstance(wanted, tuple) and not attrs,
-        f"{where} does not say which part it runs, and for which outputs",
-    )
-    assert isinstance(number, int)
-    assert isinstance(wanted, tuple)
-    require(
-        split is not None and 0 <= number < len(split.parts) and number not in split.tail,
-        f"{where} runs part {number}, which cannot run there",
-    )
-    assert split is not None
-    part = split.parts[number]
-    require(
-        bool(wanted) and all(0 <= index < len(part.outputs) for index in wanted),
-        f"{where} wants outputs {list(wanted)} of a part with {len(part.outputs)}",
-    )
-    _check_buffers(model, f"{where}, input", part.inputs, step.inputs)
-    _check_buffers(model, f"{where}, output", [part.outputs[index] for index in wanted], step.outputs)
-
-
 def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
     """Raise ModelFileError unless a probe has the outputs of the tail."""
     outputs = model.tail_outputs
@@ -213,20 +188,6 @@ def _check_tensors(where: str, what: str, tensors: Sequence[PartitionTensor], *,
         require(
             math.prod(abs(size) for size in tensor.shape) * dtype(tensor.dtype).itemsize <= _MAX_BYTES,
             f"{called} is larger than any can be",
-        )
-
-
-def _check_buffers(
-    model: CompiledModel, where: str, tensors: Sequence[PartitionTensor], indices: Sequence[int]
-) -> None:
-    require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
-    for index, tensor in zip(indices, tensors, strict=True):
-        buffer = model.buffers[index]
-        castable = dtype(buffer.dtype).floating == dtype(tensor.dtype).floating
-        require(
-            castable and buffer.shape == tensor.shape,
-            f"{where} {tensor.name!r} is {tensor.dtype}{list(tensor.shape)} and its buffer "
-            f"{buffer.dtype}{list(buffer.shape)}",
         )
 
 

@@ -3,30 +3,37 @@
 Preparation runs once, before the first inference: it uses constants and prepared buffers only, and no
 inference may change what it wrote.
 
-A buffer is live from its first use to its last, and one with others within it (see `sub_buffers`) as long as
-any of them. Two scratch buffers may share bytes only if they are never live at the same step, or one is
-declared to lie within the other, or both in a third. "readwrite" means that a kernel reads back what it wrote
-itself or updates in place, so it counts as a write if it comes first.
+A buffer with all that lie within it is a family. No byte of a family is written through two buffers, and
+each byte is written before it is read. A family is live from the first use of any of its buffers to the last.
+Two scratch buffers may share bytes only if they are never live at the same step, or are of one family.
+"readwrite" means that a kernel reads back what it wrote itself or updates in place, so it counts as a write
+if it comes first.
+
+The other modules of rules, too, report broken ones with `require`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, get_args
 
-from . import parts
-from .model import CPU_PART, Buffer, CompiledModel, Copy, Kernel, Launch, Place, Step
-from .sub_buffers import (
-    WrittenBytes,
-    bytes_of,
-    check_there,
-    check_writers,
-    fail,
-    families,
-    family_of,
-    overlap,
+from honed.protocol.errors import ModelFileError
+from honed.runtime.dtypes import dtype
+
+from .model import (
+    CPU_PART,
+    Buffer,
+    CompiledModel,
+    Copy,
+    HostCall,
+    Kernel,
+    Launch,
+    PartitionTensor,
+    Place,
+    Step,
 )
 
 
@@ -41,6 +48,7 @@ class _Stage:
 
 _PREPARATION = _Stage("preparation step", frozenset({"constant", "prepared"}), frozenset({"prepared"}))
 _INFERENCE = _Stage("step", frozenset(get_args(Place)), frozenset({"output", "scratch"}))
+_OF_FAMILIES: tuple[Place, ...] = ("input", "output", "scratch")  # Places of buffers within others
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,33 @@ class Use:
         return cls(buffer, reads=access == "read", writes=access != "read")
 
 
+def family_of(buffers: Sequence[Buffer], index: int) -> int:
+    """Return the index of the buffer that holds a buffer's memory: another, or itself."""
+    within = buffers[index].within
+    return index if within is None else within
+
+
+def bytes_of(buffers: Sequence[Buffer], index: int) -> range:
+    """Return the byte range of a buffer, counted from the start of its family."""
+    buffer = buffers[index]
+    start = 0 if buffer.within is None else buffer.offset
+    return range(start, start + buffer.nbytes)
+
+
+def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
+    """Return whether two buffers are the same, or overlap within one family."""
+    if one == other:
+        return True
+    mine, yours = bytes_of(buffers, one), bytes_of(buffers, other)
+    alike = family_of(buffers, one) == family_of(buffers, other)
+    return alike and mine.start < yours.stop and yours.start < mine.stop
+
+
+def families(buffers: Sequence[Buffer]) -> frozenset[int]:
+    """Return the indices of buffers that others lie within."""
+    return frozenset(b.within for b in buffers if b.within is not None)
+
+
 def check(model: CompiledModel) -> None:
     """Raise ModelFileError unless every step can run at its place in the order."""
     for where, step, stage in _in_order(model):
@@ -64,6 +99,28 @@ def check(model: CompiledModel) -> None:
         _check_access(model, where, step, stage)
     _check_order(model)
     _check_sharing(model)
+
+
+def check_declared(buffers: Sequence[Buffer], align: int) -> None:
+    """Raise ModelFileError unless each buffer declared to lie within another may, and does.
+
+    `align` is the device's alignment of sub-buffers in bytes.
+    """
+    for i, buffer in enumerate(buffers):
+        if buffer.within is None:
+            continue
+        where = f"buffer {i} lies within buffer {buffer.within}"
+        require(0 <= buffer.within < len(buffers), f"{where}, which does not exist")
+        outer = buffers[buffer.within]
+        require(outer.within is None, f"{where}, which itself lies within another")
+        alike = buffer.place == outer.place and buffer.place in _OF_FAMILIES
+        require(alike, f"{where}, and they are of the places {buffer.place} and {outer.place}")
+        require(buffer.dtype == outer.dtype, f"{where}, and they are {buffer.dtype} and {outer.dtype}")
+        require(buffer.nbytes > 0, f"{where} and has no bytes")
+        aligned = buffer.offset >= 0 and buffer.offset % align == 0
+        require(aligned, f"{where} at offset {buffer.offset}, no multiple of {align}")
+        end = buffer.offset + buffer.nbytes
+        require(end <= outer.nbytes, f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
 
 
 def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
@@ -103,6 +160,23 @@ def allocations(buffers: Sequence[Buffer], place: Place) -> list[range]:
     return found
 
 
+def fail(problem: str) -> ModelFileError:
+    """Return the error for a model that breaks a rule."""
+    return ModelFileError(f"{problem}; compile the model again")
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raise the error of `fail` if the condition is false."""
+    if not condition:
+        raise fail(problem)
+
+
+def check_there(where: str, what: str, number: int, of: Sequence[object]) -> None:
+    """Raise ModelFileError unless `number` is the index of an item of `of`."""
+    if not 0 <= number < len(of):
+        raise fail(f"{where} names {what} {number}, which does not exist")
+
+
 def _in_order(model: CompiledModel) -> Iterator[tuple[str, Step, _Stage]]:
     """Yield all steps in the order in which they first run, with their names in messages and their stages."""
     for stage, steps in ((_PREPARATION, model.prepare), (_INFERENCE, model.steps)):
@@ -122,7 +196,46 @@ def _check_step(model: CompiledModel, where: str, step: Step) -> None:
         _check_indices(model, where, step.inputs + step.outputs)
         if step.function != CPU_PART:
             raise fail(f"{where} calls the host function {step.function!r}, which does not exist")
-        parts.check_call(model, where, step)
+        _check_part_call(model, where, step)
+
+
+def _check_part_call(model: CompiledModel, where: str, step: HostCall) -> None:
+    """Raise ModelFileError unless a host call of a partition has its inputs and outputs."""
+    split = model.split
+    attrs = dict(step.attrs)
+    number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
+    require(
+        type(number) is int and isinstance(wanted, tuple) and not attrs,
+        f"{where} does not say which part it runs, and for which outputs",
+    )
+    assert isinstance(number, int)
+    assert isinstance(wanted, tuple)
+    require(
+        split is not None and 0 <= number < len(split.parts) and number not in split.tail,
+        f"{where} runs part {number}, which cannot run there",
+    )
+    assert split is not None
+    part = split.parts[number]
+    require(
+        bool(wanted) and all(0 <= index < len(part.outputs) for index in wanted),
+        f"{where} wants outputs {list(wanted)} of a part with {len(part.outputs)}",
+    )
+    _check_part_buffers(model, f"{where}, input", part.inputs, step.inputs)
+    _check_part_buffers(model, f"{where}, output", [part.outputs[index] for index in wanted], step.outputs)
+
+
+def _check_part_buffers(
+    model: CompiledModel, where: str, tensors: Sequence[PartitionTensor], indices: Sequence[int]
+) -> None:
+    require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
+    for index, tensor in zip(indices, tensors, strict=True):
+        buffer = model.buffers[index]
+        castable = dtype(buffer.dtype).floating == dtype(tensor.dtype).floating
+        require(
+            castable and buffer.shape == tensor.shape,
+            f"{where} {tensor.name!r} is {tensor.dtype}{list(tensor.shape)} and its buffer "
+            f"{buffer.dtype}{list(buffer.shape)}",
+        )
 
 
 def _check_indices(model: CompiledModel, where: str, indices: tuple[int, ...]) -> None:
@@ -157,8 +270,27 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
         if use.buffer in touched and (use.writes or touched[use.buffer]):
             raise fail(f"{where} uses buffer {use.buffer} twice and writes it")
         touched[use.buffer] = touched.get(use.buffer, False) or use.writes
-    if both := overlap(model.buffers, touched.items()):
+    if both := _find_overlap(model.buffers, touched.items()):
         raise fail(f"{where} uses buffers {both[0]} and {both[1]}, which share bytes, and writes one of them")
+
+
+def _find_overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
+    """Return two buffers of one family that overlap, one of them written; None without such buffers.
+
+    `touched` are the buffers of a step, each once, and whether it writes them.
+    """
+    spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i, writes) for i, writes in touched)
+    furthest: dict[bool, tuple[int, int]] = {}  # Largest end so far, by `writes`, and its buffer
+    family = -1
+    for root, start, index, writes in spans:
+        if root != family:
+            family, furthest = root, {}
+        for other in (True, False) if writes else (True,):
+            if other in furthest and start < furthest[other][0]:
+                return furthest[other][1], index
+        end = bytes_of(buffers, index).stop
+        furthest[writes] = max(furthest.get(writes, (end, index)), (end, index))
+    return None
 
 
 def _check_order(model: CompiledModel) -> None:
@@ -188,10 +320,37 @@ def _check_order(model: CompiledModel) -> None:
                 writers.add(use.buffer)
             elif use.writes:
                 written.add(use.buffer)
-    check_writers(buffers, writers)
+    _check_writers(buffers, writers)
     for tensor in model.outputs:
         if not has_contents(tensor.buffer):
             raise fail(f"nothing writes {'all of ' * (tensor.buffer in parts)}output {tensor.name!r}")
+
+
+def _check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
+    """Raise ModelFileError where two of the buffers that steps write overlap within one family."""
+    spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i) for i in set(written))
+    for (one, _, i), (other, start, j) in pairwise(spans):
+        if one == other and start < bytes_of(buffers, i).stop:
+            raise fail(f"steps write buffers {i} and {j}, which share bytes of buffer {one}")
+
+
+@dataclass()
+class WrittenBytes:
+    """The written bytes as sorted ranges: `starts[n]` to `ends[n]`."""
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def add(self, span: range) -> None:
+        """Add a range of written bytes."""
+        first, last = bisect_left(self.ends, span.start), bisect_right(self.starts, span.stop)
+        start, end = min([span.start, *self.starts[first:last]]), max([span.stop, *self.ends[first:last]])
+        self.starts[first:last], self.ends[first:last] = [start], [end]
+
+    def covers(self, span: range) -> bool:
+        """Return whether all bytes of a range were written."""
+        at = bisect_right(self.starts, span.start) - 1
+        return at >= 0 and span.stop <= self.ends[at]
 
 
 def _check_sharing(model: CompiledModel) -> None:

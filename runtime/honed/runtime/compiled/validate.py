@@ -14,9 +14,9 @@ from itertools import pairwise
 from honed.protocol.errors import ModelFileError, ProfileError
 from honed.runtime.dtypes import DTYPES, dtype
 
-from . import parts, plan, sub_buffers
+from . import parts, plan
 from .model import Buffer, CompiledModel, Kernel, Place, Probe, Selection, Tensor
-from .sub_buffers import check_there, require
+from .plan import check_there, require
 
 MAX_RANK = 32  # NumPy 1's limit
 MAX_GRID = 2**31 - 1  # Work-groups along one axis
@@ -72,7 +72,7 @@ def _check_buffers(model: CompiledModel) -> None:
             f"{section} of {nbytes} bytes exceeds the device's memory, {limits.global_mem_bytes}",
         )
     require(model.constant_bytes >= 0, "the constant section has a negative size")
-    sub_buffers.check_declared(model.buffers, limits.base_align_bytes)
+    plan.check_declared(model.buffers, limits.base_align_bytes)
     for i, buffer in enumerate(model.buffers):
         _check_buffer(f"buffer {i}", buffer)
         require(

@@ -27,8 +27,7 @@ from honed.machine.opencl import LOADER, Calls, cl, context, driver_call, handle
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile
-from honed.runtime.compiled.plan import allocations, constants_of
-from honed.runtime.compiled.sub_buffers import bytes_of, family_of
+from honed.runtime.compiled.plan import allocations, bytes_of, constants_of, family_of
 from honed.runtime.dtypes import dtype
 
 Array = NDArray[Any]

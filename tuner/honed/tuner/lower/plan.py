@@ -30,8 +30,7 @@ from honed.runtime.compiled.model import (
     Preparation,
     Step,
 )
-from honed.runtime.compiled.plan import Use, uses
-from honed.runtime.compiled.sub_buffers import families, family_of
+from honed.runtime.compiled.plan import Use, families, family_of, uses
 
 from .program import Function, FunctionCall, HostFunctionCall, MemoryValue, Program
 
