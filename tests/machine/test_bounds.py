@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine import roofline
-from honed.machine.profile import DevicePeaks
+from honed.machine.profile import (
+    DevicePeaks,
+    higher_peaks,
+    launch_seconds,
+    least_seconds,
+    peak_gbs,
+    peak_gflops,
+    raise_peaks,
+    with_traffic,
+)
 
 KIB = 1 << 10
 PEAKS = DevicePeaks(
@@ -48,63 +56,63 @@ SOME = st.builds(
     ],
 )
 def test_small_working_sets_move_at_the_speed_of_caches(nbytes: int, gbs: float) -> None:
-    assert roofline.gbs(PEAKS, nbytes) == gbs
-    assert roofline.gbs(replace(PEAKS, caches_gbs=()), nbytes) == 10.0
+    assert peak_gbs(PEAKS, nbytes) == gbs
+    assert peak_gbs(replace(PEAKS, caches_gbs=()), nbytes) == 10.0
 
 
 def test_the_roofline_is_the_slower_of_work_and_traffic() -> None:
-    assert roofline.least_seconds(PEAKS, 1e9, 8, half=False) == pytest.approx(10e-3)
-    assert roofline.least_seconds(PEAKS, 1e9, 8, half=True) == pytest.approx(5e-3)
-    assert roofline.least_seconds(PEAKS, 1, 256 * KIB, half=True) == pytest.approx(256 * KIB / 80e9)
-    assert roofline.gflops(replace(PEAKS, fp16_gflops=None), half=True) == 100.0
+    assert least_seconds(PEAKS, 1e9, 8, half=False) == pytest.approx(10e-3)
+    assert least_seconds(PEAKS, 1e9, 8, half=True) == pytest.approx(5e-3)
+    assert least_seconds(PEAKS, 1, 256 * KIB, half=True) == pytest.approx(256 * KIB / 80e9)
+    assert peak_gflops(replace(PEAKS, fp16_gflops=None), half=True) == 100.0
 
 
 @given(SOME, st.floats(0, 1e12), st.integers(1, 1 << 30), st.floats(1e-6, 1.0), st.booleans())
 def test_what_was_proven_is_within_the_peaks_afterwards(
     peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, half: bool
 ) -> None:
-    raised = roofline.raise_peaks(peaks, flops, nbytes, seconds, half=half)
-    assert roofline.least_seconds(raised, flops, nbytes, half=half) <= seconds * (1 + 1e-9)
-    assert roofline.higher(raised, peaks) == raised, "nothing is lower than before"
-    assert (raised == peaks) == (roofline.least_seconds(peaks, flops, nbytes, half=half) <= seconds) or (
-        roofline.least_seconds(peaks, flops, nbytes, half=half) == pytest.approx(seconds)
+    raised = raise_peaks(peaks, flops, nbytes, seconds, half=half)
+    assert least_seconds(raised, flops, nbytes, half=half) <= seconds * (1 + 1e-9)
+    assert higher_peaks(raised, peaks) == raised, "nothing is lower than before"
+    assert (raised == peaks) == (least_seconds(peaks, flops, nbytes, half=half) <= seconds) or (
+        least_seconds(peaks, flops, nbytes, half=half) == pytest.approx(seconds)
     )
 
 
 @given(SOME, st.integers(1, 1 << 30), RATE)
 def test_what_was_seen_to_move_is_no_record_of_a_kernel(peaks: DevicePeaks, nbytes: int, rate: float) -> None:
-    seen = roofline.with_traffic(peaks, nbytes, rate)
-    assert roofline.gbs(seen, nbytes) == max(rate, roofline.gbs(peaks, nbytes))
+    seen = with_traffic(peaks, nbytes, rate)
+    assert peak_gbs(seen, nbytes) == max(rate, peak_gbs(peaks, nbytes))
     assert seen.raised == ()
-    assert roofline.higher(seen, peaks) == seen
+    assert higher_peaks(seen, peaks) == seen
 
 
 def test_each_figure_is_raised_by_itself() -> None:
-    half = roofline.raise_peaks(PEAKS, 5e9, 8, 0.01, half=True)
+    half = raise_peaks(PEAKS, 5e9, 8, 0.01, half=True)
     assert half == replace(PEAKS, fp16_gflops=pytest.approx(500.0), raised=("fp16_gflops",))
-    single = roofline.raise_peaks(half, 5e9, 8, 0.01, half=False)
+    single = raise_peaks(half, 5e9, 8, 0.01, half=False)
     assert single.raised == ("fp16_gflops", "fp32_gflops")
-    moved = roofline.raise_peaks(PEAKS, 0, 8 << 20, 1e-4, half=False)
+    moved = raise_peaks(PEAKS, 0, 8 << 20, 1e-4, half=False)
     assert moved.caches_gbs[-1] == (4096 * KIB, pytest.approx(83.9, rel=1e-3))
     assert (moved.bandwidth_gbs, moved.raised) == (10.0, ("bandwidth_gbs",))
-    main = roofline.raise_peaks(PEAKS, 0, 1 << 30, 0.05, half=False)
+    main = raise_peaks(PEAKS, 0, 1 << 30, 0.05, half=False)
     assert (main.bandwidth_gbs, main.caches_gbs) == (pytest.approx(21.47, rel=1e-3), PEAKS.caches_gbs)
 
 
 def test_a_figure_stays_raised_until_a_benchmark_reaches_it() -> None:
-    raised = roofline.raise_peaks(PEAKS, 1.5e9, 8, 0.01, half=False)
+    raised = raise_peaks(PEAKS, 1.5e9, 8, 0.01, half=False)
     assert raised.raised == ("fp32_gflops",)
-    assert roofline.higher(raised, raised) == raised
-    assert roofline.higher(PEAKS, raised).raised == ("fp32_gflops",)
-    assert roofline.higher(raised, replace(PEAKS, fp32_gflops=149.0)).raised == ("fp32_gflops",)
-    assert roofline.higher(raised, replace(PEAKS, fp32_gflops=150.0)).raised == ()
+    assert higher_peaks(raised, raised) == raised
+    assert higher_peaks(PEAKS, raised).raised == ("fp32_gflops",)
+    assert higher_peaks(raised, replace(PEAKS, fp32_gflops=149.0)).raised == ("fp32_gflops",)
+    assert higher_peaks(raised, replace(PEAKS, fp32_gflops=150.0)).raised == ()
 
 
 @given(SOME, SOME)
 def test_the_best_that_either_saw(one: DevicePeaks, other: DevicePeaks) -> None:
-    both = roofline.higher(one, other)
-    assert both == roofline.higher(other, one)
-    assert roofline.higher(both, one) == both
+    both = higher_peaks(one, other)
+    assert both == higher_peaks(other, one)
+    assert higher_peaks(both, one) == both
     assert both.fp32_gflops == max(one.fp32_gflops, other.fp32_gflops)
     assert both.launch_us == min(one.launch_us, other.launch_us)
     assert dict(both.caches_gbs).keys() == dict(one.caches_gbs).keys() | dict(other.caches_gbs).keys()
@@ -112,13 +120,13 @@ def test_the_best_that_either_saw(one: DevicePeaks, other: DevicePeaks) -> None:
 
 def test_the_shortest_empty_kernel_counts() -> None:
     slow, fast, unknown = (replace(PEAKS, empty_us=us) for us in (2.0, 1.0, None))
-    assert roofline.higher(slow, fast).empty_us == 1.0
-    assert roofline.higher(slow, unknown).empty_us == 2.0
-    assert roofline.launch_seconds(slow) == pytest.approx(2e-6)
-    assert roofline.launch_seconds(unknown) == pytest.approx(1e-6 * PEAKS.launch_us)
+    assert higher_peaks(slow, fast).empty_us == 1.0
+    assert higher_peaks(slow, unknown).empty_us == 2.0
+    assert launch_seconds(slow) == pytest.approx(2e-6)
+    assert launch_seconds(unknown) == pytest.approx(1e-6 * PEAKS.launch_us)
 
 
 def test_the_quieter_measurement_says_how_busy_it_was() -> None:
     busy, quiet, unknown = (replace(PEAKS, busy=share) for share in (0.5, 0.01, None))
-    assert roofline.higher(busy, quiet).busy == 0.01
-    assert roofline.higher(busy, unknown).busy == 0.5
+    assert higher_peaks(busy, quiet).busy == 0.01
+    assert higher_peaks(busy, unknown).busy == 0.5

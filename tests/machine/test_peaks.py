@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from honed.machine import microbench, peaks, roofline
+from honed.machine import microbench, peaks
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.microbench import ArithmeticForm, Bench
-from honed.machine.profile import DevicePeaks
+from honed.machine.profile import DevicePeaks, higher_peaks
 
 FOUND = DevicePeaks(
     fp32_gflops=100.0,
@@ -114,7 +114,7 @@ def test_raised_peaks_are_kept_and_none_is_lowered(
     peaks.load_or_measure(device, tmp_path)
     raised = replace(FOUND, fp32_gflops=130.0, bandwidth_gbs=5.0, raised=("fp32_gflops",))
     peaks.keep_higher(replace(device.profile, peaks=raised), tmp_path)
-    assert peaks.load_or_measure(device, tmp_path).peaks == roofline.higher(FOUND, raised)
+    assert peaks.load_or_measure(device, tmp_path).peaks == higher_peaks(FOUND, raised)
     before = kept_file(tmp_path).stat().st_mtime_ns
     peaks.keep_higher(replace(device.profile, peaks=FOUND), tmp_path)
     peaks.keep_higher(device.profile, tmp_path)

@@ -14,8 +14,7 @@ from typing import Any
 import dask
 from distributed import Client, Future
 
-from honed.machine import roofline
-from honed.machine.profile import DeviceIdentity, DeviceProfile
+from honed.machine.profile import DeviceIdentity, DeviceProfile, higher_peaks
 from honed.protocol.errors import DeviceError, HonedError, Unavailable
 
 from . import board, rows
@@ -211,7 +210,7 @@ def choose_device(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[D
 def _better(present: DeviceProfile | None, candidate: DeviceProfile) -> DeviceProfile:
     if present is None or present.peaks is None or candidate.peaks is None:
         return present if present is not None and present.peaks is not None else candidate
-    return replace(present, peaks=roofline.higher(present.peaks, candidate.peaks))
+    return replace(present, peaks=higher_peaks(present.peaks, candidate.peaks))
 
 
 def _board_name(greeting: rows.Greeting) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 from honed.jobs import commands
-from honed.machine import roofline
 from honed.machine.kernellog import FaultIncident
-from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.machine.profile import DevicePeaks, DeviceProfile, higher_peaks
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
@@ -291,7 +290,7 @@ class FarmMeasurer:
             self._tell(f"{greeting.host} has another honed ({greeting.honed}); install the same")
         elif greeting.bench == self._bench and profile.identity == self._profile.identity:
             if profile.peaks is not None:
-                self.peaks = roofline.higher(self.peaks, profile.peaks)
+                self.peaks = higher_peaks(self.peaks, profile.peaks)
             self._do(self._list.join(board, greeting.depth, self._clock()))
 
     def _take_load(self, board: str, task: str, came: BoardAnswer) -> None:

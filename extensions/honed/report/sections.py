@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from honed.daemon.idle.signals import value_text
 from honed.daemon.observe.faults import OTHER, WHOSE, AttributedFault
 from honed.jobs.events import Quarantined
-from honed.machine.roofline import BUSY
+from honed.machine.profile import measured_while_busy
 from honed.protocol.service import DeviceStatus, Metrics
 from honed.protocol.values import DevicePeaks, engine_name
 from honed.tool.commands.faults import REACH
@@ -99,7 +99,7 @@ def _peaks(peaks: DevicePeaks) -> Iterator[tuple[str, str | None]]:
     )
     yield "memory", f"{least.get('bandwidth_gbs', '')}{figure_text(peaks.bandwidth_gbs, 1)} GB/s"
     yield "a launch", f"{peaks.launch_us:.1f} us"
-    if (peaks.busy or 0.0) > BUSY:
+    if measured_while_busy(peaks):
         yield "measured", "while the machine was busy: measured again when it is not"
 
 

@@ -31,10 +31,10 @@ from honed.protocol.errors import (
 )
 from honed.protocol.strict import Map, to_plain
 
-from . import microbench, roofline
+from . import microbench
 from .devices import Device, select
 from .files import replacing
-from .profile import DevicePeaks, DeviceProfile
+from .profile import DevicePeaks, DeviceProfile, higher_peaks, measured_while_busy
 
 # Seconds between measurements on a machine that is always busy, so that not every start of a worker measures.
 AGAIN_SECONDS = 600.0
@@ -59,7 +59,7 @@ def load_or_measure(
             return replace(device.profile, peaks=kept)
         _log.info("the peaks of %s are measured again: %s", device.spec, why)
     found = measure(device)
-    profile = replace(device.profile, peaks=roofline.higher(kept, found) if kept else found)
+    profile = replace(device.profile, peaks=higher_peaks(kept, found) if kept else found)
     keep(profile, cache_dir)
     return profile
 
@@ -73,7 +73,7 @@ def has_stored(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
 
 def why_outdated(kept: DevicePeaks, age: float) -> str:
     """Return why peaks stored `age` seconds ago must be measured again; "" if they need not be."""
-    if roofline.busy(kept) and age >= AGAIN_SECONDS:
+    if measured_while_busy(kept) and age >= AGAIN_SECONDS:
         return f"others took {100 * (kept.busy or 0):.0f} % of the CPUs while they were measured"
     return ""
 
@@ -94,7 +94,7 @@ def keep_higher(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> No
     if profile.peaks is None:
         return
     kept = _load_stored(_path(profile, cache_dir), profile)
-    both = roofline.higher(kept, profile.peaks) if kept else profile.peaks
+    both = higher_peaks(kept, profile.peaks) if kept else profile.peaks
     if both != kept:
         keep(replace(profile, peaks=both), cache_dir)
 

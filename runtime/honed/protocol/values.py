@@ -155,7 +155,7 @@ Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """The highest rates that kernels reach on the device, which `roofline` computes with.
+    """The highest rates that kernels reach on the device, which `machine.profile` computes with.
 
     They are the best of several microbenchmarks, and of kernels that were measured to be faster
     (docs/devices.md).

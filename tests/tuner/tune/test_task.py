@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import Estimate
-from honed.machine import roofline
-from honed.machine.profile import DevicePeaks
+from honed.machine.profile import DevicePeaks, raise_peaks
 from honed.tuner.tune.task import (
     TaskProgress,
     TaskState,
@@ -80,7 +79,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
     peaks = replace(PEAKS, fp16_gflops=200.0, launch_us=0.0)
     one = task("k", flops=flops, nbytes=nbytes, dtype=dtype)
     best = one.roofline(peaks) / 1.5
-    raised = roofline.raise_peaks(peaks, flops, nbytes, best, half=dtype == "float16")
+    raised = raise_peaks(peaks, flops, nbytes, best, half=dtype == "float16")
     progress = TaskProgress(task=one, roofline=one.roofline(raised), default=2 * best)
     progress.record_time(best, "t")
     assert not progress.beyond

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.observe.faults import SERVICE, AttributedFault, attribute_faults, kernel_log, ours
-from honed.machine.roofline import BUSY
+from honed.machine.profile import measured_while_busy
 from honed.protocol import strict
 from honed.protocol.methods import (
     METRICS,
@@ -182,7 +182,7 @@ def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
 def peaks_text(peaks: DevicePeaks) -> str:
     """Return the measured peaks in one line, marked if the machine was too busy to measure them well."""
     fp16 = f"{figure_text(peaks.fp16_gflops)} GFLOP/s fp16, " if peaks.fp16_gflops else ""
-    busy = " (measured while the machine was busy)" if (peaks.busy or 0.0) > BUSY else ""
+    busy = " (measured while the machine was busy)" if measured_while_busy(peaks) else ""
     return (
         f"{figure_text(peaks.fp32_gflops)} GFLOP/s fp32, {fp16}"
         f"{figure_text(peaks.bandwidth_gbs, 1)} GB/s, {peaks.launch_us:.1f} us a launch{busy}"

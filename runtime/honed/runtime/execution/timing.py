@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from honed.machine import roofline
 from honed.machine.opencl import event_seconds
-from honed.machine.profile import DevicePeaks
+from honed.machine.profile import DevicePeaks, least_seconds
 from honed.protocol.values import ProfiledRow
 from honed.runtime.compiled.model import CompiledModel, Kernel
 
@@ -143,7 +142,7 @@ def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]
 def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
     """Return the least time in seconds that one launch can take by the device's peaks; 0 for unknown work."""
     half = any(arg.dtype == "float16" for arg in kernel.args)
-    return roofline.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
+    return least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
 
 
 def _timing(name: str, row: _TimedRow, total: float, peaks: DevicePeaks | None) -> ProfiledRow:

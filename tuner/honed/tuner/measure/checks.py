@@ -13,9 +13,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.machine import roofline
 from honed.machine.families import MaliModel
-from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
+from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile, peak_gbs, peak_gflops
 from honed.runtime.execution import verification
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
@@ -322,12 +321,12 @@ class Ceiling:
 
 def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
     """Return the most that the device can do with a workload: operations and bytes per second."""
-    gflops = roofline.gflops(peaks, half=False)
+    gflops = peak_gflops(peaks, half=False)
     if workload.half:
-        gflops = max(gflops, roofline.gflops(peaks, half=True))
+        gflops = max(gflops, peak_gflops(peaks, half=True))
     if workload.integer:
         gflops *= INTEGER_GAIN
-    return Ceiling(operations=gflops * 1e9, bytes=roofline.gbs(peaks, workload.bytes) * 1e9)
+    return Ceiling(operations=gflops * 1e9, bytes=peak_gbs(peaks, workload.bytes) * 1e9)
 
 
 def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cores: int) -> Ceiling:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.machine import peaks, roofline
+from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.families import mali_model
 from honed.machine.opencl import cl, context
-from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.machine.profile import DevicePeaks, DeviceProfile, higher_peaks, raise_peaks, with_traffic
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.lower.program import MemoryValue
 
@@ -252,14 +252,14 @@ class DeviceSession:
         first = self._peaks_at == float("-inf")
         found = peaks.measure(self.device)
         self._peaks_at = time.monotonic()
-        self._benchmarks = found if first and self.peaks.raised else roofline.higher(self._benchmarks, found)
-        self.peaks = roofline.higher(self.peaks, found)
+        self._benchmarks = found if first and self.peaks.raised else higher_peaks(self._benchmarks, found)
+        self.peaks = higher_peaks(self.peaks, found)
         self._move(loaded.workload.bytes, self._probe_rate(loaded.workload.bytes))
 
     def believe(self, workload: Workload, seconds: float) -> None:
         """Raise the peaks to what a candidate was proven to reach."""
         flops = 0 if workload.integer else workload.flops  # The peaks do not cover integer arithmetic
-        self.peaks = roofline.raise_peaks(self.peaks, flops, workload.bytes, seconds, half=workload.half)
+        self.peaks = raise_peaks(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probe_rate(self, nbytes: int) -> float:
         """Return the rate, in bytes/s, of probes that move just `nbytes`; 0 for more than caches hold."""
@@ -268,8 +268,8 @@ class DeviceSession:
 
     def _move(self, nbytes: int, traffic: float) -> None:
         """Raise the memory's known rates to what probes reached, bytes per second."""
-        self.peaks = roofline.with_traffic(self.peaks, nbytes, traffic * 1e-9)
-        self._benchmarks = roofline.with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
+        self.peaks = with_traffic(self.peaks, nbytes, traffic * 1e-9)
+        self._benchmarks = with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
 
     def prepare(self, candidate: Candidate) -> None:
         """Build a candidate's program in a thread, for a later `program`."""

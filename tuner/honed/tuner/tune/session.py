@@ -10,8 +10,7 @@ from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
-from honed.machine import roofline
-from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.machine.profile import DevicePeaks, DeviceProfile, higher_peaks
 from honed.protocol.strict import copy_fields
 from honed.tuner import records as kept
 from honed.tuner.compiler.fusion import FusionAlternatives
@@ -63,7 +62,7 @@ class Rooflines:
     def take(self, new_peaks: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
         """Raise the peaks to those found, and update the rooflines where a figure rose."""
         assert self.profile.peaks is not None
-        peaks = roofline.higher(self.profile.peaks, new_peaks)
+        peaks = higher_peaks(self.profile.peaks, new_peaks)
         if peaks == self.profile.peaks:
             return
         self.profile = replace(self.profile, peaks=peaks)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from honed.jobs.events import Estimate, FusionChoice, FusionRow, TaskRow
-from honed.machine import roofline
-from honed.machine.profile import DevicePeaks, Figure
+from honed.machine.profile import DevicePeaks, Figure, is_lower_bound, launch_seconds, peak_gbs, peak_gflops
 from honed.protocol.strict import copy_fields
 from honed.tuner.compiler.fusion import LESS, FusionAlternatives, other
 
@@ -58,10 +57,10 @@ class TuningTask:
         """
         half = self.dtype == "float16"
         figure: Figure = "fp16_gflops" if half and peaks.fp16_gflops else "fp32_gflops"
-        arithmetic = roofline.gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
-        memory = roofline.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
+        arithmetic = peak_gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
+        memory = peak_gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
         work = max(self.flops / arithmetic, self.bytes / max(rate, memory))
-        return work + roofline.launch_seconds(peaks)
+        return work + launch_seconds(peaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class ModelTasks:
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
-    return UNKNOWN_ABOVE if roofline.is_lower_bound(peaks, figure) else 1.0
+    return UNKNOWN_ABOVE if is_lower_bound(peaks, figure) else 1.0
 
 
 @dataclass(kw_only=True)
