@@ -21,8 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.machine.kernellog import Driver, Record, find_fault, open_reader, parse
-from honed.machine.kernellog.journal import JournalReader
-from honed.machine.kernellog.reader import KmsgReader, LogClock, boot_id, device_name, parse_raw
+from honed.machine.kernellog.reader import (
+    JournalReader,
+    KmsgReader,
+    LogClock,
+    boot_id,
+    device_name,
+    parse_raw,
+)
 from honed.runtime.errors import Unavailable
 from tests.machine.test_kernellog import ORDINARY, ROWS, SAMPLES
 
@@ -355,10 +361,10 @@ def test_without_permission_it_says_which_group(tmp_path: Path, closed: str) -> 
     (tmp_path / "kmsg").chmod(0o600)
     # Imports first: an ordinary user may not be able to read this checkout.
     code = """
-import os, pathlib, sys
-from honed.machine.kernellog import journal, open_reader, reader
+import os, pathlib, sys, systemd.journal
+from honed.machine.kernellog import open_reader, reader
 folder = pathlib.Path(sys.argv[1])
-journal.FOLDERS = (folder / "journal",)
+reader.JOURNALS = (folder / "journal",)
 reader.KmsgReader.__init__.__defaults__ = (str(folder / "kmsg"),)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:

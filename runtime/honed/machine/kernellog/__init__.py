@@ -14,7 +14,7 @@ from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 from .fault import Driver, Fault, Severity
 from .parse import parse
-from .reader import SETTLE_S, KmsgReader, Reader, Record, find_fault
+from .reader import SETTLE_S, JournalReader, KmsgReader, Reader, Record, find_fault
 from .story import (
     LATE_S,
     Attribution,
@@ -59,8 +59,6 @@ def open_reader(*, from_start: bool = False) -> Reader:
     """
     reasons: list[HonedError] = []
     try:
-        from .journal import JournalReader
-
         return JournalReader(from_start=from_start)
     except ImportError:
         reasons.append(Unavailable("the journal needs systemd-python; install python3-systemd"))
