@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from honed.runtime.comparison import LEAST, MOST, SECONDS, PairedTiming
+from honed.runtime.engines import COMPARISON_SECONDS, MAX_PAIRS, MIN_PAIRS, PairedTiming
 
 Load = Callable[[random.Random, int, float], float]  # makes the time of run `number` from its quiet time
 
@@ -42,7 +42,7 @@ SLOW, FAST = 600_000_000, 1_000_000_000  # Hz
 
 
 def compared(
-    first: float, second: float, load: Load, seed: int, *, allowance: float = 1.0, most: int = MOST
+    first: float, second: float, load: Load, seed: int, *, allowance: float = 1.0, most: int = MAX_PAIRS
 ) -> PairedTiming:
     chance, comparison, number = random.Random(seed), PairedTiming(allowance, most), 0
     while not comparison.done:
@@ -78,10 +78,10 @@ def test_the_allowance_moves_the_border(allowance: float) -> None:
 def test_what_is_clear_is_decided_soon_and_what_is_slow_takes_no_longer_than_it_may() -> None:
     assert len(compared(1e-3, 2e-3, quiet, 0).pairs) < 20
     slow = compared(60.0, 30.0, quiet, 0)
-    assert (len(slow.pairs), slow.within_allowance, slow.sure) == (LEAST, True, False)
+    assert (len(slow.pairs), slow.within_allowance, slow.sure) == (MIN_PAIRS, True, False)
     even = compared(1.0, 1.0, quiet, 0)
-    assert SECONDS <= sum(map(sum, even.pairs)) < SECONDS + 3
-    assert len(compared(1e-6, 1e-6, quiet, 2).pairs) in range(16, MOST + 1)
+    assert COMPARISON_SECONDS <= sum(map(sum, even.pairs)) < COMPARISON_SECONDS + 3
+    assert len(compared(1e-6, 1e-6, quiet, 2).pairs) in range(16, MAX_PAIRS + 1)
     assert len(compared(1e-6, 1e-6, quiet, 0, most=7).pairs) == 7
 
 
@@ -112,7 +112,7 @@ def test_most_pairs_say_nothing_against_the_medians() -> None:
 def test_pairs_at_two_clocks_are_not_compared() -> None:
     """The second program is the slower one, and is the faster one wherever the clock rose between the two."""
     comparison = PairedTiming(1.0)
-    for number in range(MOST):
+    for number in range(MAX_PAIRS):
         if comparison.done:
             break
         if number % 2:
@@ -141,13 +141,13 @@ def test_a_clock_that_is_not_known_is_no_reason_to_leave_a_pair_out(
     assert comparison.pairs == [(2e-3, 1e-3)]
 
 
-@pytest.mark.parametrize("seconds", [1e-3, SECONDS])
+@pytest.mark.parametrize("seconds", [1e-3, COMPARISON_SECONDS])
 def test_a_clock_that_never_stays_ends_a_comparison_all_the_same(seconds: float) -> None:
     comparison, number = PairedTiming(1.0), 0
     while not comparison.done:
         comparison.add(2 * seconds, seconds, (SLOW, FAST) if number % 2 else (FAST, SLOW))
         number += 1
-    assert number == (MOST if seconds < 1 else LEAST)
+    assert number == (MAX_PAIRS if seconds < 1 else MIN_PAIRS)
     assert comparison.times == (2 * seconds, seconds)
     assert comparison.within_allowance
 

@@ -40,9 +40,8 @@ from honed.daemon.worker.calls import ComparisonRun
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.runtime import Client
-from honed.runtime.comparison import LEAST
 from honed.runtime.compiled import modelfile
-from honed.runtime.engines import TIE
+from honed.runtime.engines import MIN_PAIRS, TIE
 from honed.runtime.errors import (
     InvalidArgument,
     MissingFiles,
@@ -749,7 +748,7 @@ def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_pos
     assert "compiled 5 ms, ONNX Runtime 1 ms" in choice.why
     assert choice.times is not None
     assert device.turns == cpu.turns == list(range(len(cpu.turns)))
-    assert len(cpu.turns) >= LEAST
+    assert len(cpu.turns) >= MIN_PAIRS
     choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, Turns(1, fails=True)), "s"))
     assert choice.engine == "gpu"
     assert "could not be compared" in choice.why

@@ -28,8 +28,8 @@ from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked, ModelPublished
-from honed.runtime.comparison import PairedTiming
 from honed.runtime.compiled import modelfile
+from honed.runtime.engines import PairedTiming
 from tests.daemon import spin
 
 

@@ -22,7 +22,7 @@ from honed.daemon.store.store import EngineTimes
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult, pack_layout
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.comparison import LEAST, PairedTiming
+from honed.runtime.engines import MIN_PAIRS, PairedTiming
 from tests.daemon.features.test_decoders import OPTIMUM
 
 WORDS = 90
@@ -47,7 +47,7 @@ class Engine:
     compared: list[tuple[str, str]] = field(default_factory=list)
 
     async def compare(self, old: str, new: str, allowance: float, *, most: int) -> PairedTrialResult:
-        assert (most, self.answers is not None) == (LEAST, True)
+        assert (most, self.answers is not None) == (MIN_PAIRS, True)
         self.compared.append((old, new))
         return cast(PairedTrialResult, self.answers)
 

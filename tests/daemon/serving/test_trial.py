@@ -10,7 +10,7 @@ from honed.daemon.serving import trial
 from honed.daemon.serving.trial import PairedTrial, Runner
 from honed.daemon.worker.calls import ComparisonRun
 from honed.machine.processors import OtherLoadMeter
-from honed.runtime.comparison import LEAST
+from honed.runtime.engines import MIN_PAIRS
 
 
 def runner(turns: list[tuple[str, int]], name: str, ran: ComparisonRun) -> Runner:
@@ -32,7 +32,7 @@ def test_they_take_turns_until_it_is_sure() -> None:
     assert result.runs.within_allowance
     assert (result.first_us, result.second_us, result.wrong, result.others_percent) == (2.0, 1.0, "", None)
     assert turns[:4] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    assert len(turns) == 2 * len(result.runs.pairs) >= 2 * LEAST
+    assert len(turns) == 2 * len(result.runs.pairs) >= 2 * MIN_PAIRS
 
 
 def test_each_set_of_inputs_runs_and_the_first_wrong_answer_ends_it() -> None:

@@ -22,7 +22,7 @@ from honed.daemon.store.versions import (
     trial_over,
 )
 from honed.protocol.results import ModelVersion
-from honed.runtime.comparison import PairedTiming
+from honed.runtime.engines import PairedTiming
 from honed.runtime.errors import AlreadyExists, NotFound
 
 

@@ -56,8 +56,8 @@ from honed.protocol.params import InferOptions, InputTensor, PrepareParams
 from honed.protocol.service import IdleStatus
 from honed.protocol.strict import Map
 from honed.protocol.values import Data
-from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
+from honed.runtime.engines import MIN_PAIRS
 
 from .decoding import (
     CAPACITIES,
@@ -480,7 +480,7 @@ class Decoders(Feature):
             return None
 
         async def compare(device: Loader, old: str, new: str, allowance: float) -> PairedTrialResult:
-            answers = await device.compare(old, new, allowance, most=LEAST)
+            answers = await device.compare(old, new, allowance, most=MIN_PAIRS)
             if answers.wrong:
                 return answers
             with (

@@ -43,7 +43,7 @@ from honed.protocol.errors import DeviceError, HonedError, ModelRefused, OutOfMe
 from honed.protocol.results import ModelChecked
 from honed.protocol.values import ComparedOutput, Empty, OrtSessionConfig
 from honed.runtime import HONED_VERSION
-from honed.runtime.comparison import MOST
+from honed.runtime.engines import MAX_PAIRS
 
 from .trial import PairedTrial, PairedTrialResult
 
@@ -276,7 +276,9 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> PairedTrialResult:
+    async def compare(
+        self, old: str, new: str, allowance: float, *, most: int = MAX_PAIRS
+    ) -> PairedTrialResult:
         """Run two loaded files in turns, at most `most` pairs; requests wait for one run at most.
 
         Raises WorkerDied if the worker crashes.

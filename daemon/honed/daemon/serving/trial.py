@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from honed.daemon.aio import in_thread
 from honed.daemon.worker.calls import ComparisonRun
 from honed.machine.processors import OtherLoadMeter
-from honed.runtime.comparison import MOST, PairedTiming
+from honed.runtime.engines import MAX_PAIRS, PairedTiming
 
 _BUSY_PERCENT = 10.0  # Load of other programs, of all processors, above which times are provisional
 _LOOK_SECONDS = 0.2  # Minimum time over which the load is measured; the kernel counts ticks of 10 ms
@@ -67,7 +67,7 @@ class PairedTrial:
     second: Runner
     allowed: float
     processes: tuple[int, ...] = ()
-    most: int = MOST
+    most: int = MAX_PAIRS
 
     async def run(self) -> PairedTrialResult:
         """Run the trial; raise what a runner raises."""

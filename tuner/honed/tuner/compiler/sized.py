@@ -21,7 +21,6 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.values import ObservedSizes
-from honed.runtime.comparison import PairedTiming
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (
     Buffer,
@@ -34,7 +33,7 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
-from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, can_compiled_serve
+from honed.runtime.engines import PROVING_MIB, PairedTiming, PartLimits, allowance, can_compiled_serve
 from honed.runtime.execution.cpuparts import CpuPartitionProcess, LoadedPartitions
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import PartitionedModel

@@ -18,7 +18,7 @@ import numpy as np
 from honed.machine import devices
 from honed.process.children import answering, python, run
 from honed.protocol.errors import DeviceError, HonedError
-from honed.runtime.comparison import PairedTiming
+from honed.runtime.engines import PairedTiming
 from honed.runtime.execution import verification
 from honed.runtime.execution.executor import Executor, load
 
