@@ -17,8 +17,7 @@ from honed.http.inference import from_json, to_json
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import InferredOutput, InferTimes
 from honed.protocol.results import InferResult as Result
-from honed.runtime.dtypes import CARRIED, DTYPES, STRING, dtype, from_datatype
-from honed.runtime.encodings import decode_text
+from honed.runtime.dtypes import CARRIED, DTYPES, STRING, decode_text, dtype, from_datatype
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),

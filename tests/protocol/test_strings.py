@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.encodings import decode_text, encode_text
+from honed.runtime.dtypes import decode_text, encode_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

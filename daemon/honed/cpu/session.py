@@ -30,8 +30,7 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
-from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
+from honed.runtime.dtypes import CARRIED, MAP_KEYS, NARROW, STRING, dtype, encode_maps, from_onnx, maps_names
 from honed.runtime.engines import HIGHEST, LOWEST, message_of, session_options
 
 from . import profiling

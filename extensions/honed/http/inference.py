@@ -20,8 +20,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import InferResult
 from honed.protocol.values import Data
-from honed.runtime.dtypes import NARROW, STRING, DType, from_datatype
-from honed.runtime.encodings import decode_text, encode_text
+from honed.runtime.dtypes import NARROW, STRING, DType, decode_text, encode_text, from_datatype
 
 _MAX_RANK: Final = 16
 _MAX_ELEMENTS: Final = 1 << 40

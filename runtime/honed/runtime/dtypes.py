@@ -1,14 +1,23 @@
-"""The element types that honed carries, under each of their names.
+"""The types and encodings in which values travel: element types by each name, text, and lists of maps.
 
 Open Inference Protocol names are on the socket, NumPy names (or ml_dtypes') in Python and in `.honed` files,
 OpenCL C names in kernels, ONNX's in files and ONNX Runtime. A bool is one byte, 0 or 1, everywhere.
+
+Tensors of strings have the length of each as 4 bytes, little-endian, and its bytes in UTF-8, as the Open
+Inference Protocol defines BYTES (binary tensor data). In Python they are arrays of `str`.
+
+Classifiers of the ai.onnx.ml domain return lists of maps (ZipMap). Every map of such a list has the same
+keys, so that it travels as its keys, [classes], and a row of values for each map, float32 [maps, classes].
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from honed.protocol.errors import InvalidArgument
 
@@ -67,13 +76,19 @@ NARROW: tuple[DType, ...] = (
     DType("int2", "INT2", "", 1, "int2", 26),
     DType("uint2", "UINT2", "", 1, "uint2", 25),
 )
-# Text as in the Open Inference Protocol (`encodings.py`); its size in bytes does not follow from its shape.
+# Text as in the Open Inference Protocol; its size in bytes does not follow from its shape.
 STRING = DType("string", "BYTES", "", 0, "string", 8)
 CARRIED: tuple[DType, ...] = (*DTYPES, *NARROW, STRING)
 _BY_NAME = {d.name: d for d in CARRIED}
 _BY_DATATYPE = {d.datatype: d for d in CARRIED}
 _BY_ONNX = {f"tensor({d.onnx})": d for d in CARRIED}
 _NARROW = frozenset(d.name for d in NARROW)
+# Type of the keys by ONNX Runtime's type of a list of maps (ONNX operators, ai.onnx.ml, ZipMap).
+MAP_KEYS: Final = {
+    "seq(map(int64,tensor(float)))": "int64",
+    "seq(map(string,tensor(float)))": STRING.name,
+}
+_LENGTH = struct.Struct("<I")
 
 
 @functools.cache
@@ -118,3 +133,65 @@ def is_text(array: NDArray[Any]) -> bool:
 def from_onnx(type_name: str) -> DType | None:
     """Return the type ONNX Runtime calls `type_name`, as in "tensor(float)"; None for unsupported types."""
     return _BY_ONNX.get(type_name)
+
+
+def encode_text(array: NDArray[Any]) -> bytes:
+    """Return an array's elements as bytes, row-major; raise InvalidArgument unless all are str or bytes."""
+    parts: list[bytes] = []
+    for element in array.reshape(-1):
+        if not isinstance(element, str | bytes):
+            raise InvalidArgument(
+                f"an element is {type(element).__name__}, where text is wanted; give str or bytes"
+            )
+        data = element.encode(errors="surrogateescape") if isinstance(element, str) else bytes(element)
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def decode_text(data: bytes | memoryview, shape: Sequence[int]) -> NDArray[Any]:
+    """Return an array of `str` with that shape.
+
+    Raises InvalidArgument if the bytes do not hold exactly that number of elements.
+    """
+    import numpy as np
+
+    whole, at = memoryview(data), 0
+    found = np.empty(math.prod(shape), object)
+    for index in range(found.size):
+        if at + _LENGTH.size > len(whole):
+            raise _damage_error(index, found.size)
+        (size,) = _LENGTH.unpack_from(whole, at)
+        at += _LENGTH.size
+        if size > len(whole) - at:
+            raise _damage_error(index, found.size)
+        found[index] = bytes(whole[at : at + size]).decode(errors="surrogateescape")
+        at += size
+    if at != len(whole):
+        raise _damage_error(found.size, found.size)
+    return found.reshape(tuple(shape))
+
+
+def _damage_error(index: int, count: int) -> InvalidArgument:
+    where = f"end within element {index}" if index < count else "go on"
+    return InvalidArgument(
+        f"the bytes of a tensor of {count} strings {where}; write each one's length as 4 bytes in front of it"
+    )
+
+
+def maps_names(output: str) -> tuple[str, str]:
+    """Return the names of the two tensors, keys and values, that carry an output that is a list of maps."""
+    return f"{output}.keys", f"{output}.values"
+
+
+def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the keys and the values of maps as arrays; raise ValueError if two maps differ in their keys.
+
+    The values are float32, one row for each map.
+    """
+    import numpy as np
+
+    keys = list(maps[0]) if maps else []
+    if any(list(each) != keys for each in maps):
+        raise ValueError("its maps have different keys")
+    kept = np.array(keys, object if key_type == STRING.name else key_type)
+    return kept, np.array([list(each.values()) for each in maps], np.float32).reshape(len(maps), len(keys))

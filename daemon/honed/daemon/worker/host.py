@@ -34,8 +34,7 @@ from honed.protocol.peer import NotificationReceived, RequestReceived
 from honed.protocol.values import ROOM_ALIGN, Data, Empty, ObservedSizes
 from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime.calling.shared_memory import map_descriptor
-from honed.runtime.dtypes import STRING, dtype, is_text
-from honed.runtime.encodings import decode_text, encode_text
+from honed.runtime.dtypes import STRING, decode_text, dtype, encode_text, is_text
 
 from .calls import (
     BatchingCheck,

@@ -42,8 +42,7 @@ from honed.protocol.params import (
 )
 from honed.protocol.strict import Map
 from honed.protocol.values import Data, engine_name
-from honed.runtime.dtypes import STRING, DType, dtype, from_datatype, is_text
-from honed.runtime.encodings import decode_text, encode_text
+from honed.runtime.dtypes import STRING, DType, decode_text, dtype, encode_text, from_datatype, is_text
 
 from . import rpc, shared_memory
 from .rpc import RpcRequest, RpcSteps, limit_of
