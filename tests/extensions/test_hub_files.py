@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.hub import index as indexes
-from honed.hub import objects
-from honed.hub.index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
+from honed.hub import layout
+from honed.hub.layout import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from honed.hub.minisign import BadSignature, PublicKey, SecretKey
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
@@ -112,7 +111,7 @@ def test_a_secret_key_is_its_owners_and_never_overwritten(tmp_path: Path) -> Non
 
 @given(INDEXES)
 def test_an_index_comes_back(index: BoardIndex) -> None:
-    assert indexes.read_index(indexes.file_bytes(index), NOW) == index
+    assert layout.read_index(layout.file_bytes(index), NOW) == index
 
 
 @given(
@@ -121,7 +120,7 @@ def test_an_index_comes_back(index: BoardIndex) -> None:
 )
 def test_whatever_is_no_index_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
-        indexes.read_index(data, NOW)
+        layout.read_index(data, NOW)
 
 
 @pytest.mark.parametrize(
@@ -139,31 +138,31 @@ def test_whatever_is_no_index_is_refused(data: bytes) -> None:
 def test_a_keyring_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
     plain = strict.to_plain(keyring(**changes))
     with pytest.raises(InvalidArgument, match=why):
-        indexes.read_keyring(json.dumps(plain).encode(), NOW)
+        layout.read_keyring(json.dumps(plain).encode(), NOW)
 
 
 def test_an_older_index_is_a_replay() -> None:
-    indexes.newer(3, None)
-    indexes.newer(3, 3)
+    layout.newer(3, None)
+    layout.newer(3, 3)
     with pytest.raises(InvalidArgument, match="number 2, and number 3 was seen"):
-        indexes.newer(2, 3)
+        layout.newer(2, 3)
 
 
 def test_whom_a_keyring_names_is_trusted_until_revoked() -> None:
     trusted = {"me": KEY.public}
     ring = keyring(boards=(NamedKey("me", str(OTHER.public)),))
-    assert indexes.trusted_keys(trusted, []) == trusted
-    assert indexes.trusted_keys(trusted, [ring]) == trusted | {f"me {OTHER.public.name}": OTHER.public}
-    assert indexes.trusted_keys(trusted, [ring, keyring(revoked=(OTHER.public.name.lower(),))]) == trusted
-    assert indexes.trusted_keys(trusted, [keyring(revoked=(KEY.public.name,))]) == {}
+    assert layout.trusted_keys(trusted, []) == trusted
+    assert layout.trusted_keys(trusted, [ring]) == trusted | {f"me {OTHER.public.name}": OTHER.public}
+    assert layout.trusted_keys(trusted, [ring, keyring(revoked=(OTHER.public.name.lower(),))]) == trusted
+    assert layout.trusted_keys(trusted, [keyring(revoked=(KEY.public.name,))]) == {}
 
 
 @given(st.lists(INDEXES, max_size=5), st.randoms())
 def test_what_is_withdrawn_does_not_depend_on_the_order(found: list[BoardIndex], random: Any) -> None:
     other = list(found)
     random.shuffle(other)
-    withdrawn = indexes.several_withdrawals(found, 2)
-    assert withdrawn == indexes.several_withdrawals(other, 2)
+    withdrawn = layout.several_withdrawals(found, 2)
+    assert withdrawn == layout.several_withdrawals(other, 2)
     for one in withdrawn:
         assert sum(one in index.withdrawn for index in found) >= 2
 
@@ -181,13 +180,13 @@ def record(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_a_boards_own_stays_there() -> None:
-    data = objects.pack([objects.shareable_part(record())])
+    data = layout.pack_records([layout.shareable_part(record())])
     text = gzip.decompress(data).decode()
     for own in ("secret", "/home", "kernel log", "my-board", "12345"):
         assert own not in text
-    assert data == objects.pack([objects.shareable_part(record())])
-    (line,) = (each for each in objects.unpack(data) if each)
-    hint, schedule = objects.hint(line, "attic")
+    assert data == layout.pack_records([layout.shareable_part(record())])
+    (line,) = (each for each in layout.unpack_records(data) if each)
+    hint, schedule = layout.hint_of(line, "attic")
     read = json.loads(hint)
     assert read["compiler"] == "tvm 1, lowering 2, by attic"
     assert read["measured_by"] == "hub: attic"
@@ -198,27 +197,27 @@ def test_what_is_a_boards_own_stays_there() -> None:
 @given(st.lists(st.binary(max_size=50).filter(lambda line: b"\n" not in line and line), max_size=30))
 def test_lines_come_out_as_they_went_in(lines: list[bytes]) -> None:
     data = gzip.compress(b"".join(line + b"\n" for line in lines))
-    assert [line for line in objects.unpack(data) if line] == lines
+    assert [line for line in layout.unpack_records(data) if line] == lines
 
 
 def test_files_that_grow_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "MAX_RAW_BYTES", 3 << 20)
+    monkeypatch.setattr(layout, "MAX_RAW_BYTES", 3 << 20)
     with pytest.raises(InvalidArgument, match="more than 3 MiB"):
-        list(objects.unpack(gzip.compress((b"x" * 999 + b"\n") * (4 << 10))))
+        list(layout.unpack_records(gzip.compress((b"x" * 999 + b"\n") * (4 << 10))))
     with pytest.raises(InvalidArgument, match="a record of more than 1 MiB"):
-        list(objects.unpack(gzip.compress(bytes(2 << 20))))
-    many = gzip.compress(b"{}\n" * (objects.MAX_RECORDS + 1))
+        list(layout.unpack_records(gzip.compress(bytes(2 << 20))))
+    many = gzip.compress(b"{}\n" * (layout.MAX_RECORDS + 1))
     with pytest.raises(InvalidArgument, match="50000 records"):
-        list(objects.unpack(many))
+        list(layout.unpack_records(many))
 
 
 @given(st.binary(max_size=100))
 def test_damage_is_told(data: bytes) -> None:
     whole = gzip.compress(b"line\n" * 9)
     with pytest.raises(InvalidArgument, match=r"damaged|cut off"):
-        list(objects.unpack(whole[: len(whole) // 2] + data))
+        list(layout.unpack_records(whole[: len(whole) // 2] + data))
     with pytest.raises(InvalidArgument, match="not the file that the index names"):
-        objects.check(whole, "0" * 64)
+        layout.check_hash(whole, "0" * 64)
 
 
 @given(
@@ -229,4 +228,4 @@ def test_damage_is_told(data: bytes) -> None:
 )
 def test_lines_that_are_no_records_are_refused(line: bytes) -> None:
     with pytest.raises(InvalidArgument, match="no record"):
-        objects.hint(line, "attic")
+        layout.hint_of(line, "attic")

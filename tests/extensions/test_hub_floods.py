@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from honed.hub import index as indexes
-from honed.hub import objects, pulling
+from honed.hub import layout, pulling
 from honed.protocol import strict
 
 from .hubserver import counting
@@ -39,7 +38,7 @@ def repeated(block: bytes, times: int) -> bytes:
 
 def records(workload: str) -> bytes:
     """A thousand lines of records, as they lie in a hub."""
-    traces = (objects.shareable_part(of(workload=workload, trace=f"[{n}]" * 20)) for n in range(1000))
+    traces = (layout.shareable_part(of(workload=workload, trace=f"[{n}]" * 20)) for n in range(1000))
     return b"".join(json.dumps(each).encode() + b"\n" for each in traces)
 
 
@@ -65,15 +64,15 @@ def hub(tmp_path: Path) -> Path:
 
 
 def test_the_files_of_this_test_are_what_they_should_be() -> None:
-    assert list(objects.unpack(repeated(b"a\nb\n", 3))) == [b"a", b"b"] * 3
+    assert list(layout.unpack_records(repeated(b"a\nb\n", 3))) == [b"a", b"b"] * 3
     assert zlib.decompress(repeated(records("w"), 2), wbits=31) == records("w") * 2
 
 
 def test_a_million_records_are_taken_in_parts_and_leave_room_for_others(hub: Path) -> None:
     """Of a key that has signed them: twenty files, as many records as each may have, over HTTP."""
-    blocks = (records(f"w{n}") for n in range(MILLION // objects.MAX_RECORDS))
-    files = [repeated(block, objects.MAX_RECORDS // 1000) for block in blocks]
-    signed(hub, indexes.file_bytes(index(*(put(hub, data, records=objects.MAX_RECORDS) for data in files))))
+    blocks = (records(f"w{n}") for n in range(MILLION // layout.MAX_RECORDS))
+    files = [repeated(block, layout.MAX_RECORDS // 1000) for block in blocks]
+    signed(hub, layout.file_bytes(index(*(put(hub, data, records=layout.MAX_RECORDS) for data in files))))
     with counting(hub) as (url, asked):
         done = pulled(url, 3)
     share = pulling.MAX_SOURCE_RECORDS
@@ -82,15 +81,15 @@ def test_a_million_records_are_taken_in_parts_and_leave_room_for_others(hub: Pat
         {"attic": share, "cellar": 0},
         {"attic": share, "cellar": 0},
     ]
-    assert sum(name.endswith(".gz") for name, _ in asked) == 1 + 3 * share // objects.MAX_RECORDS
+    assert sum(name.endswith(".gz") for name, _ in asked) == 1 + 3 * share // layout.MAX_RECORDS
     assert more(done) < MEMORY
 
 
-@pytest.mark.parametrize("claimed", [MILLION, objects.MAX_RECORDS, 10])
+@pytest.mark.parametrize("claimed", [MILLION, layout.MAX_RECORDS, 10])
 def test_a_file_of_a_million_records_is_left(hub: Path, claimed: int) -> None:
     """Whether its index says so or not; nothing of it is taken, and it costs no more than its first part."""
     data = repeated(records("w"), MILLION // 1000)
-    signed(hub, indexes.file_bytes(index(put(hub, data, records=claimed))))
+    signed(hub, layout.file_bytes(index(put(hub, data, records=claimed))))
     done = pulled(str(hub), 2)
     told = {MILLION: "more records or bytes than a file may", 10: "more records than the index says"}
     first, second = done["pulls"]
@@ -102,12 +101,10 @@ def test_a_file_of_a_million_records_is_left(hub: Path, claimed: int) -> None:
 
 def test_a_file_that_unpacks_to_far_more_than_it_may_is_left(hub: Path) -> None:
     """Records as large as may be, 400 MiB in less than one."""
-    line = (
-        json.dumps(objects.shareable_part(of(trace="x" * (objects.MAX_LINE_BYTES - 1000)))).encode() + b"\n"
-    )
+    line = json.dumps(layout.shareable_part(of(trace="x" * (layout.MAX_LINE_BYTES - 1000)))).encode() + b"\n"
     data = repeated(line, 400)
     assert len(data) < 1 << 20
-    signed(hub, indexes.file_bytes(index(put(hub, data, records=objects.MAX_RECORDS))))
+    signed(hub, layout.file_bytes(index(put(hub, data, records=layout.MAX_RECORDS))))
     (pull,) = (done := pulled(str(hub)))["pulls"]
     assert "more than 128 MiB" in pull["problems"]["attic"]
     assert pull["taken"] == {"attic": 0, "cellar": 1}
@@ -120,7 +117,7 @@ def test_a_file_that_unpacks_to_far_more_than_it_may_is_left(hub: Path) -> None:
 )
 def test_millions_of_lines_of_garbage_are_left(hub: Path, block: bytes) -> None:
     block, times = (block * 1000, 5000) if len(block) < 1000 else (block, 500)
-    signed(hub, indexes.file_bytes(index(put(hub, repeated(block, times), records=objects.MAX_RECORDS))))
+    signed(hub, layout.file_bytes(index(put(hub, repeated(block, times), records=layout.MAX_RECORDS))))
     done = pulled(str(hub))
     (pull,) = done["pulls"]
     assert pull["problems"].keys() == {"attic"}
@@ -131,8 +128,8 @@ def test_millions_of_lines_of_garbage_are_left(hub: Path, block: bytes) -> None:
 @pytest.mark.parametrize("what", ["entries", "withdrawn", "lists", "words", "large"])
 def test_an_index_of_a_million_things_is_left(hub: Path, what: str) -> None:
     """Signed rightly: 4 MiB of it are read and parsed at the most."""
-    entry, room = json.dumps(strict.to_plain(put(hub, b"x"))).encode(), indexes.MAX_INDEX_BYTES - 1000
-    start = indexes.file_bytes(index())[:-2].rstrip()
+    entry, room = json.dumps(strict.to_plain(put(hub, b"x"))).encode(), layout.MAX_INDEX_BYTES - 1000
+    start = layout.file_bytes(index())[:-2].rstrip()
 
     def listing(name: bytes, one: bytes, count: int) -> bytes:
         return start + b', "' + name + b'": [' + b",".join([one] * count) + b"]}"
@@ -144,7 +141,7 @@ def test_an_index_of_a_million_things_is_left(hub: Path, what: str) -> None:
         "words": b"[" + b",".join([b'"a"'] * (room // 4)) + b"]",
         "large": listing(b"entries", entry, MILLION),
     }[what]
-    assert what == "large" or 0.9 * room < len(whole) <= indexes.MAX_INDEX_BYTES
+    assert what == "large" or 0.9 * room < len(whole) <= layout.MAX_INDEX_BYTES
     signed(hub, whole)
     (pull,) = (done := pulled(str(hub)))["pulls"]
     assert pull["problems"].keys() == {"attic"}

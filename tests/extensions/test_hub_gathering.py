@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from honed.hub import index as indexes
-from honed.hub import looking, pushing, remote
-from honed.hub.index import NamedKey
+from honed.hub import layout, looking, pushing, remote
+from honed.hub.layout import NamedKey
 from honed.hub.looking import Gathered
 from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey
@@ -63,15 +62,15 @@ def test_nobody_is_trusted(hub: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["index", "signature", "records", "none"])
 def test_what_was_changed_is_told_and_left(hub: Path, tmp_path: Path, what: str) -> None:
-    folder = hub / indexes.folder(ATTIC.public)
+    folder = hub / layout.folder(ATTIC.public)
     index = folder / "index.json"
     match what:
         case "index":
             index.write_bytes(index.read_bytes().replace(b"another", b"amother"))
         case "signature":
-            Path(f"{index}{indexes.SIGNATURE}").write_bytes(b"")
+            Path(f"{index}{layout.SIGNATURE}").write_bytes(b"")
         case "none":
-            Path(f"{index}{indexes.SIGNATURE}").unlink()
+            Path(f"{index}{layout.SIGNATURE}").unlink()
         case "records":
             for path in folder.glob("*.jsonl.gz"):
                 path.write_bytes(path.read_bytes()[:-1])

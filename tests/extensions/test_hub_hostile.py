@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from honed.hub import index as indexes
-from honed.hub import looking, objects, pulling, pushing, remote
-from honed.hub.index import BoardIndex, IndexedFile, NamedKey
+from honed.hub import layout, looking, pulling, pushing, remote
+from honed.hub.layout import BoardIndex, IndexedFile, NamedKey
 from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.protocol.errors import InvalidArgument, Unavailable
@@ -35,7 +34,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def signed(hub: Path, data: bytes, key: SecretKey = ATTIC) -> None:
-    pushing.write_signed(remote.store(str(hub)), indexes.index_file(key.public), data, key)
+    pushing.write_signed(remote.store(str(hub)), layout.index_file(key.public), data, key)
 
 
 def index(*entries: IndexedFile, **changes: Any) -> BoardIndex:
@@ -48,10 +47,10 @@ def index(*entries: IndexedFile, **changes: Any) -> BoardIndex:
 def put(hub: Path, data: bytes, key: SecretKey = ATTIC, **claims: Any) -> IndexedFile:
     """A file of records in the hub, and what an index says of it."""
     entry = IndexedFile(
-        sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
+        sha256=layout.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
-    remote.store(str(hub)).write(indexes.object_file(key.public, entry.sha256), data)
+    remote.store(str(hub)).write(layout.object_file(key.public, entry.sha256), data)
     return replace(entry, **claims)
 
 
@@ -79,9 +78,9 @@ def problem(hub: Path) -> str:
 )
 def test_lines_that_json_takes_and_records_are_not_are_told(hub: Path, line: bytes) -> None:
     """One of them once ended honed-hub, at each start anew."""
-    whole = json.dumps(objects.shareable_part(of(workload="x"))).encode()
+    whole = json.dumps(layout.shareable_part(of(workload="x"))).encode()
     entry = put(hub, gzip.compress(whole[:-1] + b", " + line[1:] + b"\n"))  # the latter of two keys counts
-    signed(hub, indexes.file_bytes(index(entry)))
+    signed(hub, layout.file_bytes(index(entry)))
     assert "no record" in problem(hub)
 
 
@@ -106,7 +105,7 @@ def test_signed_nonsense_is_told(hub: Path, data: bytes) -> None:
 
 
 def test_names_that_lead_elsewhere_are_no_hashes(hub: Path) -> None:
-    data = indexes.file_bytes(index(put(hub, b"x")))
+    data = layout.file_bytes(index(put(hub, b"x")))
     for name in ("../../../../etc/passwd", "/etc/passwd", "A" * 64, "a" * 63 + "\n"):
         plain = json.loads(data)
         plain["entries"][0]["sha256"] = name
@@ -115,18 +114,18 @@ def test_names_that_lead_elsewhere_are_no_hashes(hub: Path) -> None:
 
 
 def test_a_file_that_holds_more_than_its_index_says_is_left(hub: Path) -> None:
-    data = objects.pack(objects.shareable_part(of(workload=f"w{n}")) for n in range(9))
-    signed(hub, indexes.file_bytes(index(put(hub, data, records=8))))
+    data = layout.pack_records(layout.shareable_part(of(workload=f"w{n}")) for n in range(9))
+    signed(hub, layout.file_bytes(index(put(hub, data, records=8))))
     assert "more records than the index says" in problem(hub)
-    signed(hub, indexes.file_bytes(index(put(hub, data, records=9, bytes=len(data) - 1))))
+    signed(hub, layout.file_bytes(index(put(hub, data, records=9, bytes=len(data) - 1))))
     assert "larger than" in problem(hub)
 
 
 @pytest.mark.parametrize("claims", [{"records": 1_000_000}, {"bytes": 1 << 40}, {"records": 2**63}])
 def test_an_entry_that_claims_too_much_is_told_and_hides_no_other(hub: Path, claims: dict[str, int]) -> None:
     """What was only put off was put off for ever, and all behind it."""
-    packed = [objects.pack([objects.shareable_part(of(workload=w))]) for w in ("x", "y")]
-    signed(hub, indexes.file_bytes(index(put(hub, packed[0], **claims), put(hub, packed[1]))))
+    packed = [layout.pack_records([layout.shareable_part(of(workload=w))]) for w in ("x", "y")]
+    signed(hub, layout.file_bytes(index(put(hub, packed[0], **claims), put(hub, packed[1]))))
     board = Machine(hub, attic=ATTIC)
     assert "more records or bytes than a file may" in board.problems()["attic"]
     assert [line["workload"] for line in board.lines] == ["y"]
@@ -135,12 +134,12 @@ def test_an_entry_that_claims_too_much_is_told_and_hides_no_other(hub: Path, cla
 @pytest.mark.parametrize("cap", ["MAX_SOURCE_RECORDS", "MAX_SOURCE_BYTES"])
 def test_no_board_leaves_no_room_for_others(hub: Path, cap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is first has no more than its share, however much it has; the rest comes with later pulls."""
-    files = [objects.pack([objects.shareable_part(of(workload=f"w{n}"))]) for n in range(5)]
+    files = [layout.pack_records([layout.shareable_part(of(workload=f"w{n}"))]) for n in range(5)]
     assert len({len(data) for data in files}) == 1
     size = 2 if cap == "MAX_SOURCE_RECORDS" else 2 * len(files[0])
     monkeypatch.setattr(pulling, "MAX_RECORDS", 3)
     monkeypatch.setattr(pulling, cap, size)
-    signed(hub, indexes.file_bytes(index(*(put(hub, data) for data in files))))
+    signed(hub, layout.file_bytes(index(*(put(hub, data) for data in files))))
     board = Machine(hub, attic=ATTIC, cellar=CELLAR)
     assert board.pull().added == 3
     assert [line["workload"] for line in board.lines] == ["w0", "w1", "c"]
@@ -163,7 +162,7 @@ def test_who_names_the_file_of_another_spoils_it_for_nobody(hub: Path) -> None:
     """By saying of it what is not so, or by having it taken in its own name."""
     (file,) = index_of(hub, CELLAR).parent.glob("*.gz")
     for records in (0, 1):
-        signed(hub, indexes.file_bytes(index(put(hub, file.read_bytes(), records=records))))
+        signed(hub, layout.file_bytes(index(put(hub, file.read_bytes(), records=records))))
         problem(hub)  # has the cellar's taken
 
 
@@ -189,13 +188,13 @@ def test_a_list_of_another_owner_has_numbers_of_its_own(hub: Path) -> None:
         assert not board.problems(now=NOW + 99)
     pushing.make(remote.store(str(hub)), OWNER, (), (), NOW)  # forgot what came before
     board.owner = OWNER.public
-    assert "an old one again" in board.problems(now=NOW + 99)[indexes.HUB]
+    assert "an old one again" in board.problems(now=NOW + 99)[layout.HUB]
 
 
 def test_a_key_with_the_id_of_another_is_none_of_the_two(hub: Path, tmp_path: Path) -> None:
     """An id is its owner's to choose: it would spoil the other's folder and numbers, and its revocation."""
     liar = PublicKey(CELLAR.id, ATTIC.public.key)
-    assert indexes.trusted_keys({"cellar": CELLAR.public, "liar": liar}, []) == {"cellar": CELLAR.public}
+    assert layout.trusted_keys({"cellar": CELLAR.public, "liar": liar}, []) == {"cellar": CELLAR.public}
 
 
 def test_nobody_comes_on_the_list_with_the_id_of_another(
@@ -207,11 +206,11 @@ def test_nobody_comes_on_the_list_with_the_id_of_another(
     liar = PublicKey(CELLAR.id, ATTIC.public.key)
     assert main(["hub", "trust", hub, "liar", str(liar), "--folder", folder]) != 0
     assert "another machine's key has the id" in capsys.readouterr().err
-    assert (tmp_path / "hub" / indexes.OVERVIEW).exists()
+    assert (tmp_path / "hub" / layout.OVERVIEW).exists()
 
 
 def test_a_number_that_cannot_grow_spoils_no_other_key(hub: Path) -> None:
-    signed(hub, indexes.file_bytes(index(put(hub, b"x"), serial=2**64 - 1)))
+    signed(hub, layout.file_bytes(index(put(hub, b"x"), serial=2**64 - 1)))
     board = Machine(hub, attic=ATTIC, cellar=CELLAR)
     board.pull()
     Machine(hub).push(CELLAR, of(workload="d"))
@@ -362,10 +361,10 @@ def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_list_that_names_a_key_which_is_none_is_told(hub: Path) -> None:
-    ring = indexes.Keyring(
+    ring = layout.Keyring(
         honed_hub=1, serial=1, created_s=NOW, expires_s=NOW + 9, boards=(NamedKey("x", "RWnonsense"),)
     )
-    pushing.write_signed(remote.store(str(hub)), indexes.HUB, indexes.file_bytes(ring), OWNER)
+    pushing.write_signed(remote.store(str(hub)), layout.HUB, layout.file_bytes(ring), OWNER)
     board = Machine(hub, owner=OWNER, cellar=CELLAR)
-    assert board.problems().keys() == {indexes.HUB}
+    assert board.problems().keys() == {layout.HUB}
     assert len(board.lines) == 1

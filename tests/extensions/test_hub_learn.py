@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from honed.hub import index as indexes
-from honed.hub import pushing, remote
+from honed.hub import layout, pushing, remote
 from honed.hub.command import print_learned
-from honed.hub.index import NamedKey
+from honed.hub.layout import NamedKey
 from honed.jobs.events import Learned, LearnedTask
 from honed.tool import main as tool
 from honed.tool.output import Output
@@ -71,10 +70,10 @@ def test_a_hub_without_signatures_is_no_folder_of_files(
     hub: Path,
     listed: bool,
 ) -> None:
-    for path in hub.rglob(f"*{indexes.SIGNATURE}"):
+    for path in hub.rglob(f"*{layout.SIGNATURE}"):
         path.unlink()
     if not listed:
-        (hub / indexes.HUB).unlink()
+        (hub / layout.HUB).unlink()
     told = refused(capsys, monkeypatch, tmp_path, str(hub), "--owner", str(OWNER.public))
     assert "no signature" in told or "has no hub.json" in told
 

@@ -15,9 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.hub import index as indexes
-from honed.hub import looking, objects, pushing, remote
-from honed.hub.index import NamedKey, Overview
+from honed.hub import layout, looking, pushing, remote
+from honed.hub.layout import NamedKey, Overview
 from honed.hub.looking import LOOKS, to_ask
 from honed.hub.memory import MAX_FILE, IndexCache, KeptFile
 from honed.hub.minisign import PublicKey, SecretKey
@@ -49,7 +48,7 @@ def web(hub: Path) -> Iterator[tuple[str, Asked]]:
 
 
 def file_of(key: SecretKey) -> str:
-    return indexes.index_file(key.public)
+    return layout.index_file(key.public)
 
 
 def test_when_nothing_changed_a_pull_asks_twice_and_is_sent_nothing(web: tuple[str, Asked]) -> None:
@@ -58,7 +57,7 @@ def test_when_nothing_changed_a_pull_asks_twice_and_is_sent_nothing(web: tuple[s
     assert board.pull().added == 2
     asked.clear()
     assert not board.problems()
-    assert asked == [(indexes.HUB, 304), (indexes.OVERVIEW, 304)]
+    assert asked == [(layout.HUB, 304), (layout.OVERVIEW, 304)]
 
 
 def test_what_changed_is_asked_for_alone(hub: Path, web: tuple[str, Asked]) -> None:
@@ -69,13 +68,13 @@ def test_what_changed_is_asked_for_alone(hub: Path, web: tuple[str, Asked]) -> N
     asked.clear()
     assert board.pull().added == 1
     index = file_of(CELLAR)
-    assert asked[:4] == [(indexes.HUB, 304), (indexes.OVERVIEW, 200), (index, 200), (f"{index}.minisig", 200)]
+    assert asked[:4] == [(layout.HUB, 304), (layout.OVERVIEW, 200), (index, 200), (f"{index}.minisig", 200)]
     assert [status for _, status in asked[4:]] == [200]  # the records
 
 
 def test_without_an_overview_each_index_is_asked_for_and_sent_once(hub: Path, web: tuple[str, Asked]) -> None:
     url, asked = web
-    (hub / indexes.OVERVIEW).unlink()
+    (hub / layout.OVERVIEW).unlink()
     board = Machine(url, owner=OWNER)
     assert board.pull().added == 2
     asked.clear()
@@ -83,7 +82,7 @@ def test_without_an_overview_each_index_is_asked_for_and_sent_once(hub: Path, we
     assert [status for _, status in asked] == [304, 404, 304, 304]
     Machine(hub).push(CELLAR, of(workload="c"))
     assert board.pull().added == 1
-    assert not (hub / indexes.OVERVIEW).exists()  # whoever keeps the hub took it away
+    assert not (hub / layout.OVERVIEW).exists()  # whoever keeps the hub took it away
 
 
 @pytest.mark.parametrize(
@@ -98,26 +97,26 @@ def test_without_an_overview_each_index_is_asked_for_and_sent_once(hub: Path, we
         b'{"honed_hub": 1, "indexes": []}',
         b"\xff\xfe",
         b"[" * 100_000,
-        b" " * (indexes.MAX_OVERVIEW_BYTES + 1),
+        b" " * (layout.MAX_OVERVIEW_BYTES + 1),
     ],
 )
 def test_an_overview_that_is_none_costs_requests_and_keeps_nothing_back(hub: Path, lie: bytes) -> None:
     board = Machine(hub, owner=OWNER)
     board.pull()
     Machine(hub).push(CELLAR, of(workload="c"))
-    (hub / indexes.OVERVIEW).write_bytes(lie)
+    (hub / layout.OVERVIEW).write_bytes(lie)
     assert board.pull().added == 1
     Machine(hub).push(ATTIC, of(workload="d"))  # mends it
     assert board.pull().added == 1
-    assert ATTIC.public.name in json.loads((hub / indexes.OVERVIEW).read_bytes())["indexes"]
+    assert ATTIC.public.name in json.loads((hub / layout.OVERVIEW).read_bytes())["indexes"]
 
 
 def test_an_overview_that_says_that_nothing_changed_keeps_it_back_for_a_day(hub: Path) -> None:
     board = Machine(hub, owner=OWNER)
     board.pull()
-    old = (hub / indexes.OVERVIEW).read_bytes()
+    old = (hub / layout.OVERVIEW).read_bytes()
     Machine(hub).push(CELLAR, of(workload="c"))
-    (hub / indexes.OVERVIEW).write_bytes(old)
+    (hub / layout.OVERVIEW).write_bytes(old)
     assert board.pull(now=NOW + 6 * 3600).added == 0
     assert board.pull(now=NOW + DAY).added == 1
 
@@ -125,9 +124,9 @@ def test_an_overview_that_says_that_nothing_changed_keeps_it_back_for_a_day(hub:
 def test_who_is_named_is_asked_for_whatever_the_overview_says(hub: Path) -> None:
     board = Machine(hub, owner=OWNER)
     board.pull()
-    old = (hub / indexes.OVERVIEW).read_bytes()
+    old = (hub / layout.OVERVIEW).read_bytes()
     Machine(hub).push(CELLAR, of(workload="c"))
-    (hub / indexes.OVERVIEW).write_bytes(old)
+    (hub / layout.OVERVIEW).write_bytes(old)
     assert board.pull(names=frozenset({"attic"})).added == 0
     assert board.pull(names=frozenset({"cellar"})).added == 1
 
@@ -167,9 +166,9 @@ def test_who_has_nothing_there_is_found_when_the_overview_names_it_or_within_a_d
     assert not board.problems()
     Machine(hub).push(ATTIC, of(workload="a"))
     assert board.pull().added == 1
-    overview = (hub / indexes.OVERVIEW).read_bytes()
+    overview = (hub / layout.OVERVIEW).read_bytes()
     Machine(hub).push(CELLAR, of(workload="b"))
-    (hub / indexes.OVERVIEW).write_bytes(overview)  # as where its records come by rsync
+    (hub / layout.OVERVIEW).write_bytes(overview)  # as where its records come by rsync
     assert board.pull().added == 0
     assert board.pull(now=NOW + DAY).added == 1
 
@@ -190,18 +189,18 @@ def test_whose_note_was_lost_notes_it_again(hub: Path) -> None:
     """Two that push at the same moment: the latter writes the overview that it read before."""
     board, attic = Machine(hub, owner=OWNER), Machine(hub, owner=OWNER)
     board.pull()
-    before = (hub / indexes.OVERVIEW).read_bytes()
+    before = (hub / layout.OVERVIEW).read_bytes()
     attic.push(ATTIC, of(workload="c"))
     attic.pull(own=ATTIC.public)
     assert attic.memory.noted
-    (hub / indexes.OVERVIEW).write_bytes(before)
+    (hub / layout.OVERVIEW).write_bytes(before)
     Machine(hub).push(CELLAR, of(workload="d"))
     assert board.pull().added == 1
     attic.pull(own=ATTIC.public)
     assert not attic.memory.noted
     pushing.note(attic.store, ATTIC.public, attic.memory.index)
     assert board.pull().added == 1
-    (hub / indexes.OVERVIEW).write_bytes(before)
+    (hub / layout.OVERVIEW).write_bytes(before)
     assert not attic.push(ATTIC, of(workload="c")).changed  # does so, too
     attic.pull(own=ATTIC.public)
     assert attic.memory.noted
@@ -215,7 +214,7 @@ def test_who_may_not_write_the_overview_pushes_all_the_same(
     write = pusher.store.write
 
     def refused(name: str, data: bytes) -> None:
-        if name == indexes.OVERVIEW:
+        if name == layout.OVERVIEW:
             raise Unavailable("403")
         write(name, data)
 
@@ -231,8 +230,8 @@ def test_what_is_kept_is_checked_like_what_comes_from_the_hub(hub: Path) -> None
     file = file_of(ATTIC)
     kept = board.shelf.files[file]
     forged = kept.text.replace('"records": 1', '"records": 2')
-    overview = Overview(honed_hub=1, indexes={ATTIC.public.name: objects.sha256(forged.encode())})
-    (hub / indexes.OVERVIEW).write_bytes(indexes.file_bytes(overview))
+    overview = Overview(honed_hub=1, indexes={ATTIC.public.name: layout.sha256(forged.encode())})
+    (hub / layout.OVERVIEW).write_bytes(layout.file_bytes(overview))
     board.shelf.put(file, replace(kept, text=forged))
     found = looking.look(
         board.store, board.trusted, board.owner, board.memory, board.shelf, NOW, own=CELLAR.public
@@ -289,7 +288,7 @@ def test_who_is_trusted_no_more_is_kept_no_more(hub: Path) -> None:
     board.pull()
     pushing.make(remote.store(str(hub)), OWNER, BOARDS[1:], (ATTIC.public.name,), NOW)
     board.pull()
-    assert set(board.shelf.files) == {indexes.HUB, indexes.OVERVIEW, file_of(CELLAR)}
+    assert set(board.shelf.files) == {layout.HUB, layout.OVERVIEW, file_of(CELLAR)}
 
 
 def test_one_index_that_cannot_be_read_holds_up_no_other_and_several_are_a_hub_that_is_away(
@@ -319,7 +318,7 @@ class Tagging(MemoryFileSystem):
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         data = self.cat_file(path)
-        return {**super().info(path, **options), "ETag": f'"{objects.sha256(data)}"'}
+        return {**super().info(path, **options), "ETag": f'"{layout.sha256(data)}"'}
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         self.opened.append(path)

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.hub import index as indexes
-from honed.hub import objects, pulling, pushing, remote
+from honed.hub import layout, pulling, pushing, remote
 from honed.hub import web as hub_web
-from honed.hub.index import NamedKey, Withdrawn
+from honed.hub.layout import NamedKey, Withdrawn
 from honed.hub.memory import HubState, IndexCache
 from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
@@ -90,7 +89,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def index_of(hub: Path, key: SecretKey) -> Path:
-    return hub / indexes.index_file(key.public)
+    return hub / layout.index_file(key.public)
 
 
 def test_what_is_pushed_is_pulled_once(hub: Path) -> None:
@@ -100,7 +99,7 @@ def test_what_is_pushed_is_pulled_once(hub: Path) -> None:
     assert board.pull().added == 0
     Machine(hub).push(CELLAR, of(workload="d"))
     assert board.pull().added == 1
-    assert len(list((hub / indexes.folder(CELLAR.public)).glob("*.gz"))) == 1  # what it had before is gone
+    assert len(list((hub / layout.folder(CELLAR.public)).glob("*.gz"))) == 1  # what it had before is gone
 
 
 def test_only_what_changed_is_pushed(hub: Path) -> None:
@@ -111,7 +110,7 @@ def test_only_what_changed_is_pushed(hub: Path) -> None:
 
 
 def test_what_is_there_to_learn_from_is_pushed_and_not_pulled(hub: Path) -> None:
-    folder = hub / indexes.folder(CELLAR.public)
+    folder = hub / layout.folder(CELLAR.public)
     spread = [of(workload="c", trace=f"[{n}]") for n in range(20)]
     assert Machine(hub).push(CELLAR, of(workload="c"), spread=spread).changed
     assert len(list(folder.glob("*.gz"))) == 2
@@ -163,8 +162,8 @@ def test_hold_looks_only(hub: Path) -> None:
     ],
 )
 def test_what_is_not_signed_is_not_taken(hub: Path, victim: str, attack: str, why: str) -> None:
-    file = index_of(hub, ATTIC) if victim == "index" else hub / indexes.HUB
-    signature = file.with_name(file.name + indexes.SIGNATURE)
+    file = index_of(hub, ATTIC) if victim == "index" else hub / layout.HUB
+    signature = file.with_name(file.name + layout.SIGNATURE)
     match attack:
         case "none":
             signature.unlink()
@@ -182,7 +181,7 @@ def test_what_is_not_signed_is_not_taken(hub: Path, victim: str, attack: str, wh
                 open_.truncate(1 << 34)
     board = Machine(hub, owner=OWNER, cellar=CELLAR)
     problems = board.problems()
-    assert why in problems["attic" if victim == "index" else indexes.HUB]
+    assert why in problems["attic" if victim == "index" else layout.HUB]
     assert [line["workload"] for line in board.lines] == ["c"]  # the other's trouble is not this one's
 
 
@@ -199,10 +198,10 @@ def test_what_expired_or_comes_again_is_not_taken(hub: Path) -> None:
 
 
 def test_files_that_are_not_what_the_index_names_are_told_and_fetched_again(hub: Path) -> None:
-    (file,) = (hub / indexes.folder(ATTIC.public)).glob("*.gz")
+    (file,) = (hub / layout.folder(ATTIC.public)).glob("*.gz")
     whole = file.read_bytes()
     board = Machine(hub, attic=ATTIC)
-    for data in (whole[:50], objects.pack([objects.shareable_part(of(trace="[666]"))])):
+    for data in (whole[:50], layout.pack_records([layout.shareable_part(of(trace="[666]"))])):
         file.write_bytes(data)
         assert "changed or cut off" in board.problems()["attic"]
     file.unlink()
@@ -219,7 +218,7 @@ def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
-    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
+    back = [Withdrawn("a", layout.sha256(b"[1]")[:12])]
     Machine(hub).push(CELLAR, withdrawn=back)
     board = Machine(hub, owner=OWNER, ours=OWNER)
     assert board.pull().added == 2  # one is none
@@ -232,7 +231,7 @@ def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
 
 
 def test_what_a_machine_took_back_it_does_not_put_there(hub: Path) -> None:
-    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
+    back = [Withdrawn("a", layout.sha256(b"[1]")[:12])]
     assert Machine(hub).push(ATTIC, of(workload="a"), of(workload="b"), withdrawn=back).records == 1
 
 
@@ -319,8 +318,8 @@ def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
 def test_a_file_signed_as_another_is_not_taken(hub: Path) -> None:
     """One key's index in place of another file that the same key signed."""
     pushing.make(remote.store(str(hub)), ATTIC, (), (), NOW)
-    index, keyring = index_of(hub, ATTIC), hub / indexes.HUB
-    for suffix in ("", indexes.SIGNATURE):
+    index, keyring = index_of(hub, ATTIC), hub / layout.HUB
+    for suffix in ("", layout.SIGNATURE):
         (index.parent / (index.name + suffix)).write_bytes(
             keyring.with_name(keyring.name + suffix).read_bytes()
         )
@@ -333,7 +332,7 @@ def test_a_boards_key_signs_no_list(hub: Path) -> None:
     Machine(hub).push(stranger, of(workload="x"))
     pushing.make(remote.store(str(hub)), ATTIC, boards, (), NOW)
     board = Machine(hub, owner=OWNER, attic=ATTIC)
-    assert "signed by key" in board.problems()[indexes.HUB]
+    assert "signed by key" in board.problems()[layout.HUB]
     assert {line["workload"] for line in board.lines} == {"a", "b"}
 
 
@@ -341,9 +340,9 @@ def test_what_was_revoked_stays_so(hub: Path) -> None:
     board = Machine(hub, owner=OWNER, attic=ATTIC)
     pushing.make(remote.store(str(hub)), OWNER, (), (ATTIC.public.name,), NOW)
     assert board.pull().added == 0
-    for file in (indexes.HUB, indexes.HUB + indexes.SIGNATURE):
+    for file in (layout.HUB, layout.HUB + layout.SIGNATURE):
         (hub / file).unlink()
-    assert board.problems() == {indexes.HUB: "it was there before, and is gone"}
+    assert board.problems() == {layout.HUB: "it was there before, and is gone"}
     assert not board.lines
 
 
@@ -374,7 +373,7 @@ def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytes
     read = board.store.read
 
     def slow(name: str, most: int) -> bytes:
-        if name.startswith(indexes.folder(ATTIC.public)) and name.endswith(".gz"):
+        if name.startswith(layout.folder(ATTIC.public)) and name.endswith(".gz"):
             raise Unavailable("it took more than 300 s, and was left")
         return read(name, most)
 
@@ -384,17 +383,17 @@ def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytes
 
 
 def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
-    data = objects.pack([{"honed_records": 1}])
-    entry = indexes.IndexedFile(
-        sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
+    data = layout.pack_records([{"honed_records": 1}])
+    entry = layout.IndexedFile(
+        sha256=layout.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
-    index = indexes.BoardIndex(
+    index = layout.BoardIndex(
         honed_hub=1, serial=int(NOW) + 9, created_s=NOW, expires_s=NOW + 99, entries=(entry,)
     )
     store = remote.store(str(hub))
-    store.write(indexes.object_file(ATTIC.public, entry.sha256), data)
-    pushing.write_signed(store, indexes.index_file(ATTIC.public), indexes.file_bytes(index), ATTIC)
+    store.write(layout.object_file(ATTIC.public, entry.sha256), data)
+    pushing.write_signed(store, layout.index_file(ATTIC.public), layout.file_bytes(index), ATTIC)
     board = Machine(hub, attic=ATTIC)
     assert "no record" in board.problems()["attic"]
     assert not board.problems()  # it will not change

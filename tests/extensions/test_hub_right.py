@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from honed.hub import machine, objects
+from honed.hub import layout, machine
 from honed.hub.machine import HubConfig
 from honed.hub.memory import HubState, IndexCache
 from honed.hub.minisign import SecretKey
@@ -79,7 +79,7 @@ def take_in_as_root(service: Service, *lines: dict[str, Any]) -> None:
 
 
 def hint(line: dict[str, Any], source: str = "attic", **changes: Any) -> bytes:
-    plain = json.loads(objects.hint(json.dumps(line).encode(), source)[0])
+    plain = json.loads(layout.hint_of(json.dumps(line).encode(), source)[0])
     return json.dumps(plain | changes).encode() + b"\n"
 
 

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.hub import index as indexes
-from honed.hub import remote, web
+from honed.hub import layout, remote, web
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
 
 from .hubserver import Handler, but, counting, dripping, serving, unending
@@ -298,4 +297,4 @@ def test_a_file_that_never_ends_is_left_at_its_real_bound(tmp_path: Path, endles
     assert pulled.added == (1 if endless in ("boards.json", "hub.json") else 0)
     problems = {source.name: source.problem for source in pulled.sources}
     if endless != "boards.json":  # of no use then, and done without
-        assert "larger than" in problems[indexes.HUB if endless == "hub.json" else "attic"]
+        assert "larger than" in problems[layout.HUB if endless == "hub.json" else "attic"]

@@ -25,7 +25,7 @@ from honed.daemon.observe import latencies, usage
 from honed.daemon.store import store
 from honed.daemon.worker import calls as worker_calls
 from honed.farm import rows
-from honed.hub import index, memory
+from honed.hub import layout, memory
 from honed.jobs import commands, events, priorfile
 from honed.machine.profile import DeviceProfile
 from honed.process.rpc import Call
@@ -133,9 +133,9 @@ def stored() -> dict[str, Entry]:
         "prior": plain_of(priorfile._PriorHeader),
         "hub state": plain_of(memory.HubState),
         "hub cache": plain_of(memory._Whole),
-        "hub index": plain_of(index.BoardIndex),
-        "hub keyring": plain_of(index.Keyring),
-        "hub overview": plain_of(index.Overview),
+        "hub index": plain_of(layout.BoardIndex),
+        "hub keyring": plain_of(layout.Keyring),
+        "hub overview": plain_of(layout.Overview),
         "profile": plain_of(DeviceProfile),
     }
 

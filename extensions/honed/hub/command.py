@@ -29,7 +29,7 @@ from honed.tool.output import Console, Output, clean, fields, line, seconds_text
 from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
 
 if TYPE_CHECKING:
-    from honed.hub.index import Keyring, NamedKey
+    from honed.hub.layout import Keyring, NamedKey
     from honed.hub.machine import HubConfig, HubPlace, HubStatus
     from honed.hub.memory import KeyStanding
     from honed.hub.minisign import SecretKey
@@ -262,11 +262,11 @@ def _own(arguments: argparse.Namespace) -> SecretKey:
 
 
 def _init(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.hub import index, pushing, remote
+    from honed.hub import layout, pushing, remote
 
     store = remote.store(_url(arguments.url))
     try:
-        store.read(index.HUB, index.MAX_INDEX_BYTES)
+        store.read(layout.HUB, layout.MAX_INDEX_BYTES)
     except (NotFound, remote.FolderMissing):
         pushing.make_overview(store)
         _list(arguments, output, (), (), "There is a hub")
@@ -275,7 +275,7 @@ def _init(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _trust(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.hub.index import NamedKey
+    from honed.hub.layout import NamedKey
     from honed.hub.minisign import PublicKey
 
     before = _keyring(arguments)
@@ -307,11 +307,11 @@ def _keyring(arguments: argparse.Namespace) -> Keyring:
 
     Raises NotFound if there is none, InvalidArgument if another key signed it.
     """
-    from honed.hub import index, looking, remote
+    from honed.hub import layout, looking, remote
 
     store = remote.store(_url(arguments.url))
-    data = looking.read_signed(store, index.HUB, _own(arguments).public)
-    return index.read_keyring(data, None)
+    data = looking.read_signed(store, layout.HUB, _own(arguments).public)
+    return layout.read_keyring(data, None)
 
 
 def _list(

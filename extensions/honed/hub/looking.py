@@ -16,9 +16,8 @@ from typing import Final
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
-from . import index as indexes
-from . import objects
-from .index import BoardIndex, Keyring
+from . import layout
+from .layout import BoardIndex, Keyring
 from .memory import MAX_PROBLEM, HubState, IndexCache, KeptFile
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
 from .remote import HubStore
@@ -60,19 +59,19 @@ def look(
         raise InvalidArgument("no key is trusted; name the owner's, or boards' keys, in [hub]")
     hub = _Hub(store, memory, shelf, now)
     ring, why = (None, "") if owner is None else hub.keyring(owner)
-    keys = indexes.trusted_keys(trusted, [ring] if ring else [], memory.revoked)
+    keys = layout.trusted_keys(trusted, [ring] if ring else [], memory.revoked)
     keys = {name: key for name, key in keys.items() if key != own}
-    files = {indexes.index_file(key): key for key in keys.values()}
+    files = {layout.index_file(key): key for key in keys.values()}
     listed = hub.overview()
     if own is not None and listed is not None:
         memory.noted = not memory.index or listed.get(own.name) == memory.index
     asked = to_ask({file: key.name for file, key in files.items()}, shelf.files, listed, now)
-    asked |= {indexes.index_file(keys[name]) for name in names if name in keys}
+    asked |= {layout.index_file(keys[name]) for name in names if name in keys}
     found = hub.indexes(keys, asked)
-    for file in shelf.files.keys() - files.keys() - {indexes.HUB, indexes.OVERVIEW}:
+    for file in shelf.files.keys() - files.keys() - {layout.HUB, layout.OVERVIEW}:
         shelf.drop(file)
     if owner is not None and why:
-        found.append(FoundIndex(indexes.HUB, owner, None, why))
+        found.append(FoundIndex(layout.HUB, owner, None, why))
     return found
 
 
@@ -97,7 +96,7 @@ def to_ask(
 
 def read_signed(store: HubStore, name: str, key: PublicKey) -> bytes:
     """Return a file that the key has signed; raise NotFound, Unavailable, or BadSignature."""
-    data = store.read(name, indexes.MAX_INDEX_BYTES)
+    data = store.read(name, layout.MAX_INDEX_BYTES)
     _check(name, key, data, _signature(store, name))
     return data
 
@@ -115,16 +114,16 @@ class _Hub:
 
         Keys that were ever revoked stay revoked.
         """
-        number = indexes.serial_name(owner, keyring=True)
+        number = layout.serial_name(owner, keyring=True)
         seen = self.memory.seen.get(number)
         try:
-            data = _right(indexes.HUB, owner, self._fetch(indexes.HUB))
-            ring = indexes.read_keyring(data, self.now)
-            indexes.newer(ring.serial, seen)
+            data = _right(layout.HUB, owner, self._fetch(layout.HUB))
+            ring = layout.read_keyring(data, self.now)
+            layout.newer(ring.serial, seen)
         except NotFound:
             return None, "there is none" if seen is None else "it was there before, and is gone"
         except InvalidArgument as error:
-            self.shelf.drop(indexes.HUB)
+            self.shelf.drop(layout.HUB)
             return None, str(error)[:MAX_PROBLEM]
         self.memory.seen[number] = ring.serial
         self.memory.revoked = tuple(sorted({*self.memory.revoked, *ring.revoked}))
@@ -132,12 +131,12 @@ class _Hub:
 
     def overview(self) -> dict[str, str] | None:
         """Return the hash of each index by key id, from the overview; None if it is of no use."""
-        name = indexes.OVERVIEW
+        name = layout.OVERVIEW
         kept = self.shelf.files.get(name)
         try:
-            looked = self.store.look(name, indexes.MAX_OVERVIEW_BYTES, kept.tag if kept else "")
+            looked = self.store.look(name, layout.MAX_OVERVIEW_BYTES, kept.tag if kept else "")
             data = kept.text.encode() if looked.data is None and kept else looked.data or b""
-            listed = indexes.read_overview(data).indexes
+            listed = layout.read_overview(data).indexes
         except NotFound:
             return None
         except InvalidArgument as error:
@@ -154,7 +153,7 @@ class _Hub:
         found = []
         for name, key in keys.items():
             try:
-                found.append(self._index(name, key, indexes.index_file(key) in key_names))
+                found.append(self._index(name, key, layout.index_file(key) in key_names))
             except Unavailable as error:
                 self.away += 1
                 if self.away >= min(_AWAY, len(keys)):
@@ -163,7 +162,7 @@ class _Hub:
         return found
 
     def _index(self, name: str, key: PublicKey, ask: bool) -> FoundIndex:
-        file, seen = indexes.index_file(key), self.memory.seen.get(indexes.serial_name(key))
+        file, seen = layout.index_file(key), self.memory.seen.get(layout.serial_name(key))
         kept = self.shelf.files.get(file)
         if kept is not None and not ask:
             try:
@@ -188,9 +187,9 @@ class _Hub:
         """
         if not kept.text:
             return None
-        index = indexes.read_index(_right(file, key, kept), self.now)
-        number = indexes.serial_name(key)
-        indexes.newer(index.serial, self.memory.seen.get(number))
+        index = layout.read_index(_right(file, key, kept), self.now)
+        number = layout.serial_name(key)
+        layout.newer(index.serial, self.memory.seen.get(number))
         self.memory.seen[number] = index.serial
         return index
 
@@ -202,7 +201,7 @@ class _Hub:
         kept = self.shelf.files.get(name)
         tag = kept.tag if kept is not None and kept.text else ""
         try:
-            looked = self.store.look(name, indexes.MAX_INDEX_BYTES, tag)
+            looked = self.store.look(name, layout.MAX_INDEX_BYTES, tag)
         except NotFound:
             self.shelf.drop(name)
             raise
@@ -217,7 +216,7 @@ class _Hub:
 
 def _signature(store: HubStore, name: str) -> bytes:
     try:
-        return store.read(name + indexes.SIGNATURE, MAX_SIGNATURE_BYTES)
+        return store.read(name + layout.SIGNATURE, MAX_SIGNATURE_BYTES)
     except NotFound:
         raise BadSignature(f"{name} has no signature") from None
 
@@ -242,7 +241,7 @@ def _text(data: bytes) -> str:
 
 
 def _sha256(text: str) -> str:
-    return objects.sha256(text.encode()) if text else ""
+    return layout.sha256(text.encode()) if text else ""
 
 
 @dataclass(slots=True)
@@ -272,15 +271,15 @@ def gather(
     done = Gathered()
     rings: list[Keyring] = []
     if owner is not None:
-        rings = [indexes.read_keyring(read_signed(store, indexes.HUB, owner), now)]
-        indexes.newer(rings[0].serial, memory.seen.get(indexes.serial_name(owner, keyring=True)))
-    keys = indexes.trusted_keys(trusted, rings, memory.revoked)
+        rings = [layout.read_keyring(read_signed(store, layout.HUB, owner), now)]
+        layout.newer(rings[0].serial, memory.seen.get(layout.serial_name(owner, keyring=True)))
+    keys = layout.trusted_keys(trusted, rings, memory.revoked)
     if not keys:
         raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
     for name, key in keys.items():
         try:
-            index = indexes.read_index(read_signed(store, indexes.index_file(key), key), now)
-            indexes.newer(index.serial, memory.seen.get(indexes.serial_name(key)))
+            index = layout.read_index(read_signed(store, layout.index_file(key), key), now)
+            layout.newer(index.serial, memory.seen.get(layout.serial_name(key)))
             _write_files(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
@@ -293,10 +292,10 @@ def gather(
 def _write_files(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:
     room = _MOST
     for entry in index.files:
-        data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)
-        objects.check(data, entry.sha256)
+        data = store.read(layout.object_file(key, entry.sha256), layout.MAX_OBJECT_BYTES)
+        layout.check_hash(data, entry.sha256)
         with (folder / f"{key.name}-{entry.sha256}.jsonl").open("wb") as file:
-            for line in objects.unpack(data):
+            for line in layout.unpack_records(data):
                 room -= len(line) + 1
                 if room < 0:
                     raise InvalidArgument(f"it has more than {_MOST >> 20} MiB of records; the rest was left")

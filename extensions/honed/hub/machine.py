@@ -23,7 +23,7 @@ from honed.protocol.values import DeviceIdentity
 from honed.runtime.client import Client
 
 from . import pulling, pushing, remote
-from .index import Withdrawn
+from .layout import Withdrawn
 from .memory import HubState, IndexCache, KeyStanding
 from .minisign import PublicKey, SecretKey
 from .pulling import Pulled

@@ -36,7 +36,7 @@ class HubState:
     serial: int = 0  # Serial of the last index pushed
     index: str = ""  # SHA-256 of the last index pushed
     noted: bool = True  # False if the overview lacked that index at the last pull
-    seen: dict[str, int] = field(default_factory=dict)  # Serials, as `index.serial_name` names them
+    seen: dict[str, int] = field(default_factory=dict)  # Serials, as `layout.serial_name` names them
     taken: tuple[str, ...] = ()  # Pulled files, by their key's id and hash
     revoked: tuple[str, ...] = ()  # Key ids
     pulled_s: float | None = None

@@ -12,9 +12,8 @@ from honed.jobs.events import Imported
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.values import DeviceIdentity
 
-from . import index as indexes
-from . import looking, objects
-from .index import IndexedFile, Withdrawn
+from . import layout, looking
+from .layout import IndexedFile, Withdrawn
 from .looking import FoundIndex
 from .memory import MAX_PROBLEM, HubState, IndexCache, KeyStanding
 from .minisign import PublicKey
@@ -70,7 +69,7 @@ def pull(
     be reached at all, and what `take_in` raises. `memory` and `shelf` are changed; the caller stores them.
     """
     found = looking.look(store, trusted, owner, memory, shelf, now, own=own, names=names or ())
-    withdrawn = indexes.several_withdrawals([f.index for f in found if f.index is not None], SEVERAL)
+    withdrawn = layout.several_withdrawals([f.index for f in found if f.index is not None], SEVERAL)
     known, work = set(memory.taken), _Pull(store, take_in, memory, withdrawn, hold)
     for source in found:
         if names is None or source.name in names:
@@ -94,7 +93,7 @@ class _Pull:
         # The source may use what remains of the limits.
         records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES
         for entry, device in wanted:
-            if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
+            if entry.records > layout.MAX_RECORDS or entry.bytes > layout.MAX_OBJECT_BYTES:
                 standing = replace(standing, problem=_problem(entry, _TOO_LARGE))
                 continue
             if self.hold:
@@ -105,8 +104,8 @@ class _Pull:
                 _log.info("%s has more than one pull takes; the rest comes with the next", source.name)
                 break
             try:
-                data = self.store.read(indexes.object_file(source.key, entry.sha256), entry.bytes)
-                objects.check(data, entry.sha256)
+                data = self.store.read(layout.object_file(source.key, entry.sha256), entry.bytes)
+                layout.check_hash(data, entry.sha256)
             except (InvalidArgument, NotFound) as error:
                 standing = replace(standing, problem=_problem(entry, error))
                 continue
@@ -132,7 +131,7 @@ def _files_to_pull(
     wanted = {
         entry: spec
         for device, spec in here.items()
-        for entry in (indexes.matching(index, device.key, device.driver_version) if index else ())
+        for entry in (layout.matching(index, device.key, device.driver_version) if index else ())
         if _file_key(source, entry) not in pulled
     }
     return list(wanted.items())[:MAX_FILES]
@@ -191,13 +190,13 @@ class _Hints:
 
     def _lines(self) -> Iterator[bytes]:
         read = 0
-        for line in objects.unpack(self.data):
+        for line in layout.unpack_records(self.data):
             if not line.strip():
                 continue
             read += 1
             if read > self.most:
                 raise InvalidArgument("it holds more records than the index says")
-            hint, schedule = objects.hint(line, self.source)
+            hint, schedule = layout.hint_of(line, self.source)
             self.done.lines += 1
             if schedule in self.withdrawn:
                 self.done.withdrawn += 1

@@ -11,9 +11,8 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.values import DeviceIdentity
 
-from . import index as indexes
-from . import objects
-from .index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
+from . import layout
+from .layout import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from .looking import read_signed
 from .memory import HubState
 from .minisign import PublicKey, SecretKey
@@ -49,7 +48,7 @@ def push(
     `spread` are to learn from. Withdrawn schedules are left out of the others. Raises Unavailable or
     InvalidArgument if the hub cannot be read or written. `memory` is changed; the caller stores it.
     """
-    withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
+    withdrawn = tuple(dict.fromkeys(withdrawn))[-layout.MAX_WITHDRAWN :]
     used = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
     learned = _files(spread)
     entries, known = tuple(map(_entry, used)), tuple(map(_entry, learned))
@@ -58,12 +57,12 @@ def push(
     records = sum(entry.records for entry in entries)
     there = before and (before.entries, before.spread, before.withdrawn)
     if fresh and there == (entries, known, withdrawn):
-        memory.index = objects.sha256(data)
+        memory.index = layout.sha256(data)
         note(store, key.public, memory.index)
         return Pushed(records, len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
     index = BoardIndex(
-        honed_hub=indexes.FORMAT,
+        honed_hub=layout.FORMAT,
         serial=memory.serial,
         created_s=now,
         expires_s=now + LASTS,
@@ -91,15 +90,15 @@ def _put(
     """
     for file, entry in zip(files, index.files, strict=True):
         if before is None or all_anew or entry not in before.files:
-            store.write(indexes.object_file(key.public, entry.sha256), file.packed)
-    data = indexes.file_bytes(index)
-    write_signed(store, indexes.index_file(key.public), data, key)
-    note(store, key.public, objects.sha256(data))
+            store.write(layout.object_file(key.public, entry.sha256), file.packed)
+    data = layout.file_bytes(index)
+    write_signed(store, layout.index_file(key.public), data, key)
+    note(store, key.public, layout.sha256(data))
     kept = {entry.sha256 for entry in index.files}
     for old in before.files if before else ():
         if old.sha256 not in kept:
-            store.remove(indexes.object_file(key.public, old.sha256))
-    return objects.sha256(data)
+            store.remove(layout.object_file(key.public, old.sha256))
+    return layout.sha256(data)
 
 
 def make(
@@ -107,18 +106,18 @@ def make(
 ) -> Keyring:
     """Write a keyring, or replace the present one, signed by the key of the hub's owner."""
     try:
-        before = indexes.read_keyring(read_signed(store, indexes.HUB, key.public), now).serial
+        before = layout.read_keyring(read_signed(store, layout.HUB, key.public), now).serial
     except HonedError:
         before = 0
     made = Keyring(
-        honed_hub=indexes.FORMAT,
+        honed_hub=layout.FORMAT,
         serial=_serial(before, now),
         created_s=now,
         expires_s=now + 12 * LASTS,
         boards=boards,
         revoked=revoked,
     )
-    write_signed(store, indexes.HUB, indexes.file_bytes(made), key)
+    write_signed(store, layout.HUB, layout.file_bytes(made), key)
     return made
 
 
@@ -132,14 +131,14 @@ def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> Non
 
     A reader between the two accepts neither, and tries again.
     """
-    store.write(name + indexes.SIGNATURE, key.sign(data, name))
+    store.write(name + layout.SIGNATURE, key.sign(data, name))
     store.write(name, data)
 
 
 def make_overview(store: HubStore) -> None:
     """Write an empty overview, into which those who push write themselves."""
-    empty = indexes.Overview(honed_hub=indexes.FORMAT, indexes={})
-    store.write(indexes.OVERVIEW, indexes.file_bytes(empty))
+    empty = layout.Overview(honed_hub=layout.FORMAT, indexes={})
+    store.write(layout.OVERVIEW, layout.file_bytes(empty))
 
 
 def note(store: HubStore, key: PublicKey, sha256: str) -> None:
@@ -152,19 +151,19 @@ def note(store: HubStore, key: PublicKey, sha256: str) -> None:
     try:
         before = _overview(store)
         if before is None or before.indexes.get(key.name) != sha256:
-            store.write(indexes.OVERVIEW, indexes.file_bytes(indexes.with_board_index(before, key, sha256)))
+            store.write(layout.OVERVIEW, layout.file_bytes(layout.with_board_index(before, key, sha256)))
     except NotFound:
         return
     except HonedError as error:
         _log.warning("others will find what was pushed later, as it cannot be noted: %s", error)
 
 
-def _overview(store: HubStore) -> indexes.Overview | None:
+def _overview(store: HubStore) -> layout.Overview | None:
     """Return the overview, None if it is damaged; raise NotFound if there is none, and Unavailable."""
     try:
-        return indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
+        return layout.read_overview(store.read(layout.OVERVIEW, layout.MAX_OVERVIEW_BYTES))
     except InvalidArgument as error:
-        _log.warning("%s of the hub is damaged, and is begun anew: %s", indexes.OVERVIEW, error)
+        _log.warning("%s of the hub is damaged, and is begun anew: %s", layout.OVERVIEW, error)
         return None
 
 
@@ -174,12 +173,12 @@ def _before(store: HubStore, key: SecretKey, memory: HubState, now: float) -> tu
     Raises Unavailable, and InvalidArgument for a file that is not an index of this board: a push in its place
     would lose track of the files that it names.
     """
-    name = indexes.index_file(key.public)
+    name = layout.index_file(key.public)
     try:
-        data = store.read(name, indexes.MAX_INDEX_BYTES)
-        if objects.sha256(data) != memory.index:  # A push that was interrupted wrote a signature alone
+        data = store.read(name, layout.MAX_INDEX_BYTES)
+        if layout.sha256(data) != memory.index:  # A push that was interrupted wrote a signature alone
             data = read_signed(store, name, key.public)
-        return indexes.read_index(data, None), data
+        return layout.read_index(data, None), data
     except (NotFound, FolderMissing):
         return None, b""
     except InvalidArgument as error:
@@ -203,17 +202,17 @@ def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn
     """
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
-        if objects.schedule(record) in withdrawn:
+        if layout.schedule_of(record) in withdrawn:
             continue
-        kept = objects.shareable_part(record)
+        kept = layout.shareable_part(record)
         group = grouped.setdefault((repr(sorted(kept["device"].items())), kept["compiler"]), [])
-        if len(group) < objects.MAX_RECORDS:
+        if len(group) < layout.MAX_RECORDS:
             group.append(kept)
     by_device: dict[str, list[list[dict[str, Any]]]] = {}
     for group in grouped.values():
         by_device.setdefault(_device(group).key, []).append(group)
     kept_groups = [group for groups in by_device.values() for group in groups[-_SETUPS:]]
-    return [_RecordsFile(objects.pack(group), group) for group in kept_groups]
+    return [_RecordsFile(layout.pack_records(group), group) for group in kept_groups]
 
 
 def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
@@ -223,7 +222,7 @@ def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
 def _entry(file: _RecordsFile) -> IndexedFile:
     device = _device(file.records)
     return IndexedFile(
-        sha256=objects.sha256(file.packed),
+        sha256=layout.sha256(file.packed),
         bytes=len(file.packed),
         records=len(file.records),
         device_key=device.key,

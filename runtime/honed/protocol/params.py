@@ -373,7 +373,7 @@ class TunerStopParams:
 
 
 PREFIX: Final = "hub: "
-# Name of a key, followed by its id if another key has the same name (honed.hub.index.trusted_keys).
+# Name of a key, followed by its id if another key has the same name (honed.hub.layout.trusted_keys).
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
 
 

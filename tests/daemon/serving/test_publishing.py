@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from honed.hub import machine
-from honed.hub.index import Withdrawn
+from honed.hub.layout import Withdrawn
 from honed.runtime import Client
 from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
 from tests.daemon import spin

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.hub import objects
+from honed.hub import layout
 from honed.protocol.params import HintFigures
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.records import (
@@ -69,8 +69,8 @@ def measured(folder: Path, *candidates: tuple[int, Verdict], setup: MeasurementS
 
 def take_in(records: Records, lines: list[Any], name: str = "attic") -> Any:
     """Import them as a pull does."""
-    packed = objects.pack([objects.shareable_part(line) for line in lines])
-    given = b"".join(objects.hint(line, name)[0] for line in objects.unpack(packed) if line)
+    packed = layout.pack_records([layout.shareable_part(line) for line in lines])
+    given = b"".join(layout.hint_of(line, name)[0] for line in layout.unpack_records(packed) if line)
     return import_jsonl(records, io.BytesIO(given), SETUP)
 
 

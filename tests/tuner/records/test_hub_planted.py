@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("tvm")
 
 import honed.tuner
-from honed.hub import objects
+from honed.hub import layout
 from honed.machine.devices import Device
 from honed.tuner.records import Records, export_jsonl, import_jsonl
 from tests.tuner.liars import searched
@@ -46,7 +46,7 @@ def test_planted_records_cost_trials_and_no_answers(device: Device, cache_dir: P
     at_once = good["timing"] | {"median_s": 1e-9, "low_s": 1e-9, "high_s": 1e-9}
     planted = [good | {"timing": at_once}, *(good | {"trace": t, "timing": at_once} for t in NO_SCHEDULES)]
     given = b"".join(
-        objects.hint(json.dumps(objects.shareable_part(line)).encode(), name)[0]
+        layout.hint_of(json.dumps(layout.shareable_part(line)).encode(), name)[0]
         for name, theirs in (("liar", planted), ("friend", [good]))
         for line in theirs
     )

@@ -1,4 +1,4 @@
-"""Defines a hub's signed files, without I/O: its keyring, and what each board has put there.
+"""Defines a hub's files, without I/O: its keyring, what each board has put there, and the records in that.
 
 hub.json                          the keyring, signed by the hub's owner
 boards/<key id>/index.json        what one board put there, signed by its key
@@ -11,15 +11,19 @@ what the keys that it trusts have signed.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import check_name
+from honed.protocol.params import marks
 
 from .minisign import PublicKey
 
@@ -32,8 +36,20 @@ MAX_OVERVIEW_BYTES: Final = 2 << 20
 MAX_ENTRIES: Final = 10_000
 MAX_BOARDS: Final = 10_000
 MAX_WITHDRAWN: Final = 10_000
+MAX_OBJECT_BYTES: Final = 16 << 20  # Maximum size of a stored file, compressed
+MAX_RAW_BYTES: Final = 128 << 20
+MAX_RECORDS: Final = 50_000
+MAX_LINE_BYTES: Final = 1 << 20
 _HEX: Final = frozenset("0123456789abcdef")
 _CLOCKS_DIFFER: Final = 24 * 3600.0  # Seconds that a board's clock may be ahead of ours
+_CHUNK: Final = 1 << 16
+_DAY: Final = 86400.0
+# Fields of a line of `hone records export` that are shared. Names of tasks and hosts, reasons and stories of
+# the kernel log stay private, and times are rounded to days.
+_SHARED: Final = (
+    "honed_records", "device", "compiler", "workload", "flops", "bytes", "trace", "state", "outcome",
+    "timing", "source_sha256", "created_s", "finished_s",
+)  # fmt: skip
 T = TypeVar("T")
 
 
@@ -248,6 +264,81 @@ def several_withdrawals(indexes: Iterable[BoardIndex], several: int) -> frozense
         for one in set(index.withdrawn):
             count[one] = count.get(one, 0) + 1
     return frozenset(one for one, boards in count.items() if boards >= several)
+
+
+def shareable_part(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what others may know of one line of an export."""
+    kept = {name: record[name] for name in _SHARED}
+    kept |= {name: record[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
+    return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
+
+
+def schedule_of(record: Mapping[str, Any]) -> Withdrawn:
+    """Return the identity of a record's schedule."""
+    return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
+
+
+def pack_records(records: Iterable[dict[str, Any]]) -> bytes:
+    """Return the file of these records; equal records give equal bytes."""
+    lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
+    return gzip.compress(b"".join(lines), mtime=0)
+
+
+def sha256(data: bytes) -> str:
+    """Return the digest that identifies a file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def check_hash(data: bytes, expected: str) -> None:
+    """Raise InvalidArgument unless the data has this hash."""
+    if sha256(data) != expected:
+        raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
+
+
+def unpack_records(data: bytes) -> Iterator[bytes]:
+    """Yield the lines of a file, which is never in memory as a whole.
+
+    Raises InvalidArgument if it is damaged or exceeds the limits.
+    """
+    inflate = zlib.decompressobj(wbits=31)  # Magic of gzip
+    size = count = 0
+    rest, given = b"", data
+    while not inflate.eof:
+        try:
+            made = inflate.decompress(given, _CHUNK)
+        except zlib.error as error:
+            raise InvalidArgument(f"it is damaged ({error})") from error
+        given = inflate.unconsumed_tail
+        if not made and not given and not inflate.eof:
+            raise InvalidArgument("it is cut off")
+        size += len(made)
+        *lines, rest = (rest + made).split(b"\n")
+        count += len(lines)
+        if size > MAX_RAW_BYTES or count > MAX_RECORDS:
+            raise InvalidArgument(f"it holds more than {MAX_RAW_BYTES >> 20} MiB or {MAX_RECORDS} records")
+        if len(rest) > MAX_LINE_BYTES:
+            raise InvalidArgument(f"it holds a record of more than {MAX_LINE_BYTES >> 20} MiB")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def hint_of(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
+    """Return a line as it is imported, and its schedule.
+
+    Its compiler is marked as one that is not here, so that the schedule is measured first. `source` is the
+    name of the key that signed it. Raises InvalidArgument if the line is no record.
+    """
+    try:
+        plain = json.loads(line)
+        plain = {name: plain[name] for name in _SHARED}
+        of, banned = marks(source), plain["state"] == "quarantined"
+        plain["compiler"] = f"{plain['compiler']}{of.compiler}"
+        plain |= {"name": None, "reason": of.reason if banned else "", "story": None}
+        plain["measured_by"] = of.measured_by
+        return json.dumps(plain, allow_nan=False).encode() + b"\n", schedule_of(plain)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
 
 
 def _read(kind: type[T], data: bytes) -> T:
