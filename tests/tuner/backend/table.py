@@ -15,10 +15,9 @@ import onnx
 
 from honed.onnxfile.contrib_schemas import RUNTIMES_OWN
 from honed.tuner.frontend.builder import schema
-from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.flow import MAX_TRIPS
 from honed.tuner.frontend.load import MAX_OPSET
-from honed.tuner.frontend.rules import FAMILIES
+from honed.tuner.frontend.rules import FAMILIES, RULES
 from honed.tuner.frontend.values import UNSUPPORTED
 from honed.tuner.verify.probes import OPERATORS as SPECIALS
 

@@ -27,7 +27,7 @@ from honed.tuner.compiler.partition.divide import (
     divide,
     with_less_to_hand_over,
 )
-from honed.tuner.frontend.call import RULES
+from honed.tuner.frontend.rules import RULES
 from honed.tuner.frontend.walk import PART_DOMAIN
 from honed.tuner.verify import confined
 from tests.daemon.split_models import detector, images, reference, sparse

@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
 from honed.tuner.frontend import FrontendLimits, StaticTensorSpec, builder, normalise
-from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.importing import CORE
+from honed.tuner.frontend.rules import RULES
 from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm

@@ -9,8 +9,8 @@ import pytest
 
 from honed.onnxfile.contrib_schemas import RUNTIMES_OWN
 from honed.tuner.frontend.builder import TARGET_OPSET, schema
-from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.importing import CORE
+from honed.tuner.frontend.rules import RULES
 from honed.tuner.frontend.walk import PART_OP
 from tests.tuner.backend import table
 

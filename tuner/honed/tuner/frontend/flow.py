@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 
 from .builder import Builder
-from .call import NodeCall, normal_axis
 from .rules.layout import join, pick, reshape, with_axis
-from .values import Item, NodeRefused, Unknown, Value
+from .values import Item, NodeCall, NodeRefused, Unknown, Value, normal_axis
 
 MAX_TRIPS = 64  # Trips of a loop; longer ones make more kernels than their launches are worth
 MAX_BODIES = 2048  # Graphs within nodes that a model may become altogether, loops in loops multiplied

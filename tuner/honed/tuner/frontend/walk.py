@@ -13,13 +13,23 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from . import rules  # noqa: F401 - importing them registers them
 from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
-from .call import RULES, NodeCall
 from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits, check_expansion
+from .rules import RULES
 from .signature import StaticTensorSpec, bind_inputs
-from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value, numpy_dtype
+from .values import (
+    UNSUPPORTED,
+    Array,
+    Item,
+    Listing,
+    NodeCall,
+    NodeRefused,
+    Reasons,
+    Unknown,
+    Value,
+    numpy_dtype,
+)
 
 Scope = dict[str, Item]
 # A node of PART_DOMAIN in the source graph represents a partition of the model that the CPU engine runs, with

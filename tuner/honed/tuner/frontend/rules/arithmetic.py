@@ -9,8 +9,17 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import EmptyOptional, Item, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import (
+    EmptyOptional,
+    Item,
+    NodeCall,
+    NodeRefused,
+    Value,
+    elem_type,
+    normal_axis,
+    numpy_dtype,
+)
 from honed.tuner.graph.fp16_casts import BIT_CAST
 
 _UNARY = (

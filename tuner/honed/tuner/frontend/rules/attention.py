@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
 from .layout import cut, expand, join, pad, pad_axis, pick, pieces, reshape, transpose, with_axis

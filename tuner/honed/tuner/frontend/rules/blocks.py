@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, normal_axis
 
 from .arithmetic import plus
 from .indexing import wrap_indices

@@ -9,8 +9,8 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import RULES, NodeCall, Result, normal_axis, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.rules import RULES, Result, rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value, normal_axis
 
 from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry

@@ -15,8 +15,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, elem_type, normal_axis
 
 from .layout import along, cut, expand, pad, pick, reshape, strides_of, transpose, with_axis
 from .reduction import reduce

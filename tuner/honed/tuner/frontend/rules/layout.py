@@ -9,8 +9,16 @@ import numpy as np
 from onnx import numpy_helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import (
+    Array,
+    NodeCall,
+    NodeRefused,
+    Value,
+    elem_type,
+    normal_axis,
+    numpy_dtype,
+)
 
 _MOST_JOINED = 64  # Values that a kernel joins: OpenCL devices need take no more than 128 pointers
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
 
 from .layout import expand, reshape, transpose
 

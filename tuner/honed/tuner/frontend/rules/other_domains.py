@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import NodeRefused, Value, elem_type
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value, elem_type
 
 from .arithmetic import mix
 from .layout import reshape

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value
 
 from .convolution import MAX_SPATIAL, explicit_pads, spatial_pads, taps, window
 from .indexing import scatter_elements

@@ -16,8 +16,16 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import (
+    Array,
+    NodeCall,
+    NodeRefused,
+    Value,
+    elem_type,
+    normal_axis,
+    numpy_dtype,
+)
 
 from .arithmetic import plus
 from .convolution import Geometry, channel_bias, geometry, taps

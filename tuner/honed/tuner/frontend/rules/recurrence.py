@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
 
 from .arithmetic import hard_sigmoid, plus, softplus, softsign
 from .layout import cut, join, pick, reshape, transpose, with_axis

@@ -6,8 +6,8 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import NodeRefused, Value, elem_type
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value, elem_type, normal_axis
 
 from .arithmetic import mix, plus
 from .layout import along, axes_of, backwards, cut, flatten_at, pad_axis, reshape, without_axes

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
 
 from .layout import cut, reshape, strides_of, transpose
 from .reduction import reduce

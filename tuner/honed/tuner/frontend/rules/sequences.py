@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import EmptyOptional, Item, Listing, NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import (
+    EmptyOptional,
+    Item,
+    Listing,
+    NodeCall,
+    NodeRefused,
+    Value,
+    normal_axis,
+)
 
 from .layout import join, pieces, with_axis, without_axes
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import NodeCall, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value
+from honed.tuner.frontend.rules import rule
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, normal_axis
 
 from .convolution import Geometry, convolve_transposed, explicit_pads
 from .layout import cut, pad_axis, pick, reshape, transpose, with_axis
