@@ -26,7 +26,7 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 
 Offered = Iterator[tuple[str, Workload, Candidate]]
 # Outcomes that are a candidate's own fault: too long for the driver's compiler, or slow.

@@ -28,7 +28,7 @@ from honed.farm.certificates import issue
 from honed.farm.measurer import FarmMeasurer
 from honed.machine import devices, peaks
 from honed.tuner import lightglue
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 
 from .recorded import Recording, keep, record
 

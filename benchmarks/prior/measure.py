@@ -17,7 +17,7 @@ from pathlib import Path
 from honed.machine.peaks import survey
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict
 from honed.tuner.tune.extract import extract, workload
 
 from .schedules import Tried, record, schedules

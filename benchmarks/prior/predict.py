@@ -19,7 +19,7 @@ from typing import TypeVar
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.tuner.records.verdict import StoredOutcome, Timing
+from honed.tuner.records.rows import StoredOutcome, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.bench import bench_profile
 from honed.valhall.compiler import ROOTS, Dump, OfflineCompileFailed, OfflineCompiler

@@ -13,7 +13,7 @@ from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, encode
-from honed.tuner.records.verdict import StoredOutcome, Timing
+from honed.tuner.records.rows import StoredOutcome, Timing
 from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import Extracted

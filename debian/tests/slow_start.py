@@ -12,7 +12,7 @@ from honed.machine.devices import select
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.records import NewCandidate, Records
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.rows import Outcome, Timing, Verdict
 from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import extract

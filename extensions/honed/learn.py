@@ -31,7 +31,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup, lines, parse
-from honed.tuner.records.verdict import StoredOutcome
+from honed.tuner.records.rows import StoredOutcome
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, for_driver, ranking, scores
 from honed.tuner.search.draw import features_of

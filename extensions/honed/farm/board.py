@@ -29,7 +29,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimits, Workload
 from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Verdict
+from honed.tuner.records.rows import Verdict
 from honed.valhall.bench import BenchMeasurer, bench_profile
 from honed.valhall.compiler import OfflineCompiler
 

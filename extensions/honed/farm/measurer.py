@@ -17,8 +17,7 @@ from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile, higher_peaks
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
-from honed.tuner.records.rows import check_verdict
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict, check_verdict
 from honed.tuner.tune.children import BATCH
 from honed.tuner.tune.opening import MeasurementBackend, Sharing
 from honed.valhall.bench import AHEAD, YARDSTICK

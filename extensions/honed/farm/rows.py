@@ -16,7 +16,7 @@ from honed.machine.kernellog import DatedFault, FaultIncident, group, parse
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records.verdict import Verdict
+from honed.tuner.records.rows import Verdict
 
 VERSION = 1  # Version of these rows; a board with another is not used
 MAX_BYTES = 1 << 30

@@ -17,7 +17,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workload, inference_launches
 from honed.tuner.measure.checks import Submitted
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.rows import Outcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED
 from honed.tuner.tune.opening import MeasurementBackend, Sharing
 

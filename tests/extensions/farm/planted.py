@@ -10,7 +10,7 @@ from honed.farm import rows
 from honed.farm.boards import BoardAnswer
 from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.rows import Outcome, Timing, Verdict
 
 
 def right(seconds: float = 1e-3, yardstick: float = 1e-4) -> rows.BoardVerdict:

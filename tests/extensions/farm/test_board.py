@@ -15,7 +15,7 @@ from honed.farm import rows
 from honed.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.machine.devices import Device
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from honed.valhall.compiler import Dump
 from tests.daemon.conftest import small_model
 from tests.daemon.running import IDLE, Made, Service, serving, state_with, wait_for

@@ -21,7 +21,7 @@ from honed.farm.measurer import FarmMeasurer
 from honed.machine.devices import Device
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from tests.daemon.running import start
 from tests.tuner import running as tuning
 from tests.tuner.liars import honest

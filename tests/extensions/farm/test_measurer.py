@@ -15,7 +15,7 @@ from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
-from honed.tuner.records.verdict import Outcome, StoredOutcome
+from honed.tuner.records.rows import Outcome, StoredOutcome
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import bench_profile

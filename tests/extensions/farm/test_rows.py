@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from honed.farm import rows
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import to_plain
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.rows import Outcome, Timing, Verdict
 from tests.tuner.liars import honest
 
 FINITE = st.floats(min_value=1e-9, max_value=1e3)

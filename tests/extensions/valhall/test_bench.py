@@ -18,8 +18,7 @@ from honed.tool.commands import tuning
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
-from honed.tuner.records.rows import sha256
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome, sha256
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import Proposals, SearchChild

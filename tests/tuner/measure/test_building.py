@@ -13,7 +13,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import Builders
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from tests.tuner.liars import honest
 
 N = honest.N

@@ -29,7 +29,7 @@ from honed.tuner.measure.checks import (
     Waited,
     first_refusal,
 )
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from tests.tuner.liars import honest
 
 PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=1.0)

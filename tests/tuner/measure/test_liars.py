@@ -21,7 +21,7 @@ from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import MeasureLimits, Workload
 from honed.tuner.measure.checks import NAMES
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict
 from tests.pocl import ONE
 from tests.tuner.liars import compiler_abort, honest, kinds, owned_clocks
 from tests.tuner.liars.checking import COMMAND, MeasurerOfManyChecks

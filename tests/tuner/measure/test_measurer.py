@@ -22,7 +22,7 @@ from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from tests.tuner.liars import compiler_abort, honest, kinds, leaky
 
 N = honest.N

@@ -25,7 +25,7 @@ from honed.tuner.measure.candidate import (
 )
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from tests.tuner.liars import honest
 
 N = 4096

@@ -12,7 +12,7 @@ from honed.machine.opencl import cl
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.timing import InterleavedTiming, SamplingPlan, Warmth, time_candidate
-from honed.tuner.records.verdict import Timing
+from honed.tuner.records.rows import Timing
 
 SLOW, FAST = 600_000_000, 1_000_000_000  # Hz
 WORK = 1e6  # cycles of a run of the candidate; the yardstick takes a tenth

@@ -23,7 +23,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.records.verdict import Verdict
+from honed.tuner.records.rows import Verdict
 from honed.tuner.search import rules
 from honed.tuner.search.batches import Batches, Evolution
 from honed.tuner.search.costmodel import CostModel, ranking

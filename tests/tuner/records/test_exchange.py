@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from honed.runtime.errors import Unavailable
 from honed.tuner.records import Choose, Records, RecordState, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
-from honed.tuner.records.verdict import Outcome, StoredOutcome
+from honed.tuner.records.rows import Outcome, StoredOutcome
 from tests.tuner.records.test_records import (
     FAULT,
     IDENTITY,

@@ -25,7 +25,7 @@ from honed.tuner.records import (
     own,
     store,
 )
-from honed.tuner.records.verdict import Verdict
+from honed.tuner.records.rows import Verdict
 from tests.tuner.records.test_records import (
     FAULT,
     NEWER_DRIVER,

@@ -35,7 +35,7 @@ from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, encode
-from honed.tuner.records.verdict import Timing
+from honed.tuner.records.rows import Timing
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Prior, for_driver
 from honed.tuner.search.draw import ScheduleSample, draws, features_of

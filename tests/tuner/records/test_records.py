@@ -28,9 +28,8 @@ from honed.tuner.records import (
     TaskRecord,
     sql,
 )
-from honed.tuner.records.rows import sha256
+from honed.tuner.records.rows import Outcome, StoredOutcome, Timing, Verdict, sha256
 from honed.tuner.records.store import ProcessIdentity
-from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"

@@ -25,7 +25,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.decisions import read

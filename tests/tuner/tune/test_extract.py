@@ -16,7 +16,7 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from honed.tuner.tune.extract import extract, product_scale, tolerances, workload, write_sets
 from tests.tuner.search.search_functions import dense
 

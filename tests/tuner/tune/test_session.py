@@ -21,7 +21,7 @@ from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.compiler.schedules import read_records
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import DefaultScheduleTime, MeasurementSetup, NewCandidate, Records
-from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
+from honed.tuner.records.rows import Outcome, StoredOutcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import SearchChild, SearchFailed

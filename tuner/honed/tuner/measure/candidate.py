@@ -14,7 +14,7 @@ from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
 from honed.tuner.lower.plan import prepared_steps
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
-from honed.tuner.records.verdict import Verdict
+from honed.tuner.records.rows import Verdict
 
 if TYPE_CHECKING:
     # Imported for types only, because it imports TVM, which the measuring child must not

@@ -18,7 +18,7 @@ from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile, peak
 from honed.runtime.execution import verification
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from honed.machine import peaks
 from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
 from honed.runtime.execution import programs
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict
 
 from . import checks
 from .candidate import Candidate, prepared_launches

@@ -31,7 +31,7 @@ from honed.machine.kernellog import (
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict
 
 from . import checks
 from .candidate import (

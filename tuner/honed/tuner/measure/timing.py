@@ -15,7 +15,7 @@ import numpy as np
 from honed.machine.opencl import cl, most_work_items
 from honed.machine.profile import DeviceLimits
 from honed.runtime.execution import programs
-from honed.tuner.records.verdict import Outcome, Timing
+from honed.tuner.records.rows import Outcome, Timing
 
 from .candidate import Candidate, MeasureLimits
 from .checks import AFTER_WAIT, Finished, Launched, Refusal, Waited, first_refusal, private_memory

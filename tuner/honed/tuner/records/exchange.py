@@ -13,12 +13,13 @@ from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.params import marks_of, source_of
-from honed.tuner.records.verdict import StoredOutcome, Timing
 
 from .rows import (
     MeasurementSetup,
     RecordState,
+    StoredOutcome,
     TaskRecord,
+    Timing,
     TuningRecord,
     check_figures,
     check_timing,

@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
-from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import sql
 from .database import Opened, explain_errors, open_database, transaction
@@ -30,10 +29,12 @@ from .rows import (
     DefaultScheduleTime,
     MeasurementSetup,
     NewCandidate,
+    Outcome,
     ProgressRecord,
     RecordState,
     TaskRecord,
     TuningRecord,
+    Verdict,
     VersionRecord,
     candidate,
     check_figures,

@@ -23,8 +23,8 @@ from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
+from honed.tuner.records.rows import StoredOutcome
 from honed.tuner.records.store import ProcessIdentity
-from honed.tuner.records.verdict import StoredOutcome
 
 from .calls import (
     Adopt,

@@ -16,7 +16,7 @@ from honed.tuner import records as kept
 from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.measure.gate import Gate
 from honed.tuner.records import Records
-from honed.tuner.records.verdict import Outcome
+from honed.tuner.records.rows import Outcome
 from honed.tuner.setup import for_defaults
 
 from .calls import LoadedTask, Proposed

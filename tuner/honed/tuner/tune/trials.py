@@ -15,8 +15,7 @@ from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, CandidateRunner, Workload
-from honed.tuner.records.rows import sha256
-from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.records.rows import Outcome, Verdict, sha256
 
 T = TypeVar("T")
 _STARTS = 3  # Times a measuring child is started for one candidate before the device is given up
