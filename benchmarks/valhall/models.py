@@ -41,8 +41,8 @@ from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
-from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
+from honed.tuner.search.traces import read
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.compiler import Dump, OfflineCompileFailed
 from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, LAUNCH_SECONDS, JudgedLaunch, MachineCodeJudge, seconds

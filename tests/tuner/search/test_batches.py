@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from honed.tuner.lower.target import target_for
-from honed.tuner.search import decisions, rules
+from honed.tuner.search import rules, traces
 from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Evolution, Proposal, SearchStrategy, neighbours
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
@@ -30,12 +30,12 @@ def batches(m: int, n: int, k: int, *, related: list[str] | None = None, family:
     return Batches(evolution, SIZE, related or [])
 
 
-def tiles(proposal: Proposal) -> list[decisions.Tile]:
-    found = decisions.read(proposal.trace).decisions
-    return [d for _, d in sorted(found.items()) if isinstance(d, decisions.Tile)]
+def tiles(proposal: Proposal) -> list[traces.Tile]:
+    found = traces.read(proposal.trace).decisions
+    return [d for _, d in sorted(found.items()) if isinstance(d, traces.Tile)]
 
 
-def numbers(drawn: decisions.ScheduleTrace) -> tuple[tuple[int, decisions.Decision], ...]:
+def numbers(drawn: traces.ScheduleTrace) -> tuple[tuple[int, traces.Decision], ...]:
     return tuple(sorted(drawn.decisions.items()))
 
 
@@ -72,11 +72,11 @@ def test_the_best_is_descended_from_while_that_wins() -> None:
             seconds -= 0.01
             search.know(proposal.trace, seconds)
             seen.add(proposal.id)
-    best = decisions.read(batch.proposals[-1].trace)
+    best = traces.read(batch.proposals[-1].trace)
     beside = {numbers(one) for one in neighbours(best)}
     batch = search.next()
     assert batch.way is SearchStrategy.DESCENT
-    assert any(numbers(decisions.read(p.trace)) in beside for p in batch.proposals)
+    assert any(numbers(traces.read(p.trace)) in beside for p in batch.proposals)
     assert seen.isdisjoint(p.id for p in batch.proposals)
     for proposal in batch.proposals:
         search.know(proposal.trace, float("inf"))

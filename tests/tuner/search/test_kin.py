@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.search.batches import adapt_all, distance, neighbours
-from honed.tuner.search.decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, nearest, read
+from honed.tuner.search.traces import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, nearest, read
 
 pytestmark = pytest.mark.tvm
 

@@ -28,7 +28,6 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.rows import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
-from honed.tuner.search.decisions import read
 from honed.tuner.search.parts import Sketch
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.blockwise import shares_blocks
@@ -37,6 +36,7 @@ from honed.tuner.search.sketches.held import tile_held
 from honed.tuner.search.sketches.processors import channels, panels
 from honed.tuner.search.sketches.rows import share_rows
 from honed.tuner.search.sketches.tile import tile_across
+from honed.tuner.search.traces import read
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 

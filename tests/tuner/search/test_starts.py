@@ -20,12 +20,12 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
-from honed.tuner.search.decisions import ScheduleTrace, Tile, read
 from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import held_clocks
+from honed.tuner.search.traces import ScheduleTrace, Tile, read
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import bench_profile
 from tests.tuner.graph.graphs import parsed

@@ -18,10 +18,10 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.workload import function_bytes, function_flops, mark_constants, task_key
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of
-from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
 from honed.tuner.search.sketches.one_row import one_row_of
+from honed.tuner.search.traces import read
 
 # Share of an alternative's time below which the other replaces it: neither rooflines nor measured times are
 # more exact, and a model's kernels should not change back and forth.

@@ -31,9 +31,8 @@ from honed.tuner.lower.opencl import LoweringFailed
 
 from . import traces
 from .costmodel import Array, CostModel, features
-from .decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, read
 from .sketches import starts
-from .traces import tune_context
+from .traces import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, read, tune_context
 
 EVOLVED_FIRST = 2  # Batches of evolution before the best are worth descending from
 _CENTRES = 4  # Best schedules to descend from, each once all neighbours of the better ones were tried

@@ -29,9 +29,8 @@ from honed.tuner.lower.target import target_for
 from . import rules, traces
 from .budget import Budget, Size, launches, nests, registers
 from .costmodel import Array, features
-from .decisions import ScheduleTrace, read
 from .sketches import starts
-from .traces import tune_context
+from .traces import ScheduleTrace, read, tune_context
 
 _TRIES = 256  # Consecutive draws that do not fit, after which a sketch is abandoned
 _Values = Sequence[Sequence[int]]  # Values of each sample: the factors, or the one value chosen

@@ -1,9 +1,9 @@
-"""Provides the elements of sketches: blocks and their kinds, lanes, threads, and the loops of a work-item."""
+"""Provides the elements of sketches: blocks and their kinds, lanes, groups, and the loops of a work-item."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -13,6 +13,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_walk
+
+from .traces import divisors
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
@@ -540,3 +542,42 @@ def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: Ske
     if elements * int(str(buffer.dtype).strip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 > limits.row_bytes:
         raise ValueError("a row is too long to be kept by one work-item")
     set_private(schedule, block)
+
+
+# Sizes of groups that keep a Mali's cores busy.
+
+_CORES, WARP = 4, 16
+LINE = 64  # Bytes
+_GROUP = 64  # Work-items of a group, where cores stay equally busy
+
+
+def whole_warps(group: int, items: int) -> bool:
+    """Return whether a group is whole warps, if a launch of `items` has any, as the budget demands."""
+    return group % WARP == 0 or items % WARP != 0
+
+
+def best_group(items: int, most: int) -> int:
+    """Return the group size, within a limit, that gives all cores an equal share of work."""
+    groups = [n for n in divisors(items, most) if whole_warps(n, items)]
+    return min(groups, key=lambda n: (busiest(n, items), off_usual(n)))
+
+
+def planes(rows: int, columns: int, most: int, items: int) -> Iterator[tuple[int, int]]:
+    """Yield groups of at most `most` work-items along two axes: whole warps, where a launch has some."""
+    for high in divisors(rows):
+        for wide in divisors(columns):
+            if high * wide <= most and whole_warps(high * wide, items):
+                yield high, wide
+
+
+def off_usual(group: int) -> float:
+    """Return how far a group is from the usual one; it decides between groups that load cores equally."""
+    return abs(math.log2(group / _GROUP))
+
+
+def busiest(group: int, items: int) -> int:
+    """Return the warps of the core that runs most.
+
+    Groups are dealt out whole; partial warps take as long as whole ones.
+    """
+    return math.ceil(items // group / _CORES) * math.ceil(group / WARP)

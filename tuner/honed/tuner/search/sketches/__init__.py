@@ -22,7 +22,7 @@ import pkgutil
 from collections.abc import Sequence
 
 from honed.machine.families import DriverClass
-from honed.tuner.search.decisions import ScheduleTrace
+from honed.tuner.search.traces import ScheduleTrace
 
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines

@@ -17,7 +17,6 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
 from honed.tuner.lower.functions.fusing import FEW_ROWS
-from honed.tuner.search.decisions import Choice, Decision, ScheduleTrace, Tile, divisors
 from honed.tuner.search.parts import (
     BlockInfo,
     SketchLimits,
@@ -37,7 +36,7 @@ from honed.tuner.search.parts import (
     unroll_some,
     write_out,
 )
-from honed.tuner.search.traces import as_module, new_schedule
+from honed.tuner.search.traces import Choice, Decision, ScheduleTrace, Tile, as_module, divisors, new_schedule
 
 from .grouped import GroupTile
 

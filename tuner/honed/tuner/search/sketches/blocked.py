@@ -10,7 +10,6 @@ from itertools import product
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.decisions import ScheduleTrace, divisors
 from honed.tuner.search.parts import (
     CHOICES,
     BlockInfo,
@@ -31,6 +30,7 @@ from honed.tuner.search.parts import (
     sketch,
     unroll,
 )
+from honed.tuner.search.traces import ScheduleTrace, divisors
 
 # The blocked sketch: convolutions of tensors whose channels lie in blocks. For processors. A work-item
 # computes a rectangle of pixels for a few vectors of output channels. Each vector of weights is loaded once

@@ -18,7 +18,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import marks_of
-from honed.tuner.search.decisions import ScheduleTrace, best_group, divisors
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
     BlockInfo,
@@ -27,6 +26,7 @@ from honed.tuner.search.parts import (
     accumulate,
     alone,
     below,
+    best_group,
     bind,
     by_single_items,
     fuse,
@@ -41,6 +41,7 @@ from honed.tuner.search.parts import (
     vectorise,
     write_out,
 )
+from honed.tuner.search.traces import ScheduleTrace, divisors
 
 
 @sketch(75)

@@ -17,28 +17,22 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
-from honed.tuner.search.decisions import (
-    LINE,
-    WARP,
-    ScheduleTrace,
-    best_group,
-    busiest,
-    divisors,
-    off_usual,
-    planes,
-)
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
+    LINE,
+    WARP,
     BlockInfo,
     Keep,
     SketchLimits,
     TileLoops,
     accumulate,
     below,
+    best_group,
     bind,
     bind_copied,
     bind_plane,
+    busiest,
     by_single_items,
     contraction,
     fuse,
@@ -46,6 +40,8 @@ from honed.tuner.search.parts import (
     last_axis,
     launch_others,
     maker,
+    off_usual,
+    planes,
     read_along_rows,
     reads_along,
     sample_tile,
@@ -56,6 +52,7 @@ from honed.tuner.search.parts import (
     vectorise,
     write_out,
 )
+from honed.tuner.search.traces import ScheduleTrace, divisors
 
 # The packed sketch: weights packed by output channels and an image in aligned rows. For devices whose
 # compilers load every operand in place, and load vectors only where they are aligned. Two launches precede

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import Decision, ScheduleTrace, Tile, divisors
 from honed.tuner.search.parts import (
     CHOICES,
     REDUCE,
@@ -31,6 +30,7 @@ from honed.tuner.search.parts import (
     vectorise,
     write_out,
 )
+from honed.tuner.search.traces import Decision, ScheduleTrace, Tile, divisors
 
 # The grouped sketch: the work-items of a group compute a tile of a contraction together. Each axis of the
 # output is split into groups, virtual threads, threads and registers, each level with a bound of its own, so

@@ -12,24 +12,16 @@ from tvm.s_tir.schedule import ExprRV, LoopRV
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.sums import LONGEST, MOST_OF_TURN
-from honed.tuner.search.decisions import (
-    LINE,
-    WARP,
-    Decision,
-    ScheduleTrace,
-    Tile,
-    busiest,
-    divisors,
-    off_usual,
-    planes,
-)
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
+    LINE,
     REDUCE,
+    WARP,
     BlockInfo,
     Keep,
     SketchLimits,
     accumulate,
+    busiest,
     by_single_items,
     calls,
     contraction,
@@ -38,11 +30,14 @@ from honed.tuner.search.parts import (
     lanes_of,
     last_axis,
     launch_others,
+    off_usual,
+    planes,
     sample_tile,
     sketch,
     vectorise,
     write_out,
 )
+from honed.tuner.search.traces import Decision, ScheduleTrace, Tile, divisors
 
 # The held sketch: a work-item holds tiles of its operands in registers while it multiplies them. For
 # contractions on devices whose compilers load every operand in place. An operand that lies along the

@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import LINE, ScheduleTrace, divisors
 from honed.tuner.search.parts import (
+    LINE,
     BlockInfo,
     SketchLimits,
     axes_kept,
@@ -31,7 +31,7 @@ from honed.tuner.search.parts import (
     set_private,
     unroll_some,
 )
-from honed.tuner.search.traces import as_module, new_schedule
+from honed.tuner.search.traces import ScheduleTrace, as_module, divisors, new_schedule
 
 # A product, with the block that sums the terms of each step of its sum first, if there is one.
 _Product = tuple[BlockInfo | None, BlockInfo]

@@ -15,7 +15,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.workload import marks_of
-from honed.tuner.search.decisions import ScheduleTrace, divisors
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
     BlockInfo,
@@ -37,6 +36,7 @@ from honed.tuner.search.parts import (
     vectorise,
     write_out,
 )
+from honed.tuner.search.traces import ScheduleTrace, divisors
 
 # The channels sketch: convolutions with their output channels along the lanes. For processors. Separate
 # launches lay the weights out with as many output channels innermost as a vector has lanes, and pad the

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import WARP, ScheduleTrace, divisors
 from honed.tuner.search.parts import (
     REDUCE,
     SPATIAL,
+    WARP,
     BlockInfo,
     Keep,
     SketchLimits,
@@ -36,6 +36,7 @@ from honed.tuner.search.parts import (
     unroll_some,
     vectorise,
 )
+from honed.tuner.search.traces import ScheduleTrace, divisors
 
 # The rows and columns sketches: reductions and the blocks that use their results, in one work-item. For
 # softmax, normalisation and reductions: every reduction of the function runs along the same axes of its last
