@@ -20,8 +20,14 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
 from honed.tuner.records.rows import Outcome, sha256
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
-from honed.tuner.tune.children import Proposals, SearchChild
+from honed.tuner.tune.children import (
+    DefaultSchedule,
+    LoadedTask,
+    Proposals,
+    Proposed,
+    ProposedCandidate,
+    SearchChild,
+)
 from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials

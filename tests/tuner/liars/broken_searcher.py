@@ -14,7 +14,7 @@ from tvm import tirx
 from honed.process.rpc import by_name
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.tune import searcher
-from honed.tuner.tune.calls import Extract, Propose, Proposed
+from honed.tuner.tune.children import Extract, Propose, Proposed
 from honed.tuner.tune.task import ModelTasks
 
 _extract = searcher.Searcher.extract

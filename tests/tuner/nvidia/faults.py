@@ -22,8 +22,14 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import MeasurementSetup, Records
-from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
-from honed.tuner.tune.children import Proposals, SearchChild
+from honed.tuner.tune.children import (
+    DefaultSchedule,
+    LoadedTask,
+    Proposals,
+    Proposed,
+    ProposedCandidate,
+    SearchChild,
+)
 from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials

@@ -23,8 +23,14 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import DefaultScheduleTime, MeasurementSetup, NewCandidate, Records
 from honed.tuner.records.rows import Outcome, StoredOutcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
-from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
-from honed.tuner.tune.children import SearchChild, SearchFailed
+from honed.tuner.tune.children import (
+    DefaultSchedule,
+    LoadedTask,
+    Proposed,
+    ProposedCandidate,
+    SearchChild,
+    SearchFailed,
+)
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed

@@ -1,8 +1,8 @@
 """The searching child: `python -m honed.tuner.tune.searcher FD`, the tuner's only TVM.
 
 TVM may raise, crash or hang on a task; then this process ends and its parent, which knows everything that
-matters, starts another. It answers `calls` on the socket FD. Lowering candidates, default schedules and
-answers are left to forked processes.
+matters, starts another. It answers the calls of `children` on the socket FD. Lowering candidates, default
+schedules and answers are left to forked processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from honed.tuner.search.batches import Batches, Evolution, Proposal
 from honed.tuner.search.costmodel import WIDTH, CostModel, Prior, prior_of, ranking
 from honed.tuner.search.rules import postprocs, space
 
-from .calls import (
+from .children import (
     Adopt,
     DefaultSchedule,
     Extract,

@@ -19,8 +19,7 @@ from honed.tuner.records import Records
 from honed.tuner.records.rows import Outcome
 from honed.tuner.setup import for_defaults
 
-from .calls import LoadedTask, Proposed
-from .children import NoSchedule, Proposals, SearchFailed
+from .children import LoadedTask, NoSchedule, Proposals, Proposed, SearchFailed
 from .task import (
     ModelTasks,
     TaskProgress,
