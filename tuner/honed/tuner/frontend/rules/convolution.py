@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.rules import rule
 from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
@@ -233,3 +235,25 @@ def _stretch(b: Builder, x: Value, strides: Sequence[int]) -> Value:
         merged = reshape(b, padded, [*x.shape[:axis], extent * stride, *x.shape[axis + 1 :]])
         x = cut(b, merged, axis, 0, (extent - 1) * stride + 1)
     return x
+
+
+@rule("Col2Im")
+def col2im(b: Builder, c: NodeCall) -> Value:
+    """A transposed convolution whose kernels each have a single 1."""
+    x = c.x()
+    image, block = c.numbers(1, "shape"), c.numbers(2, "shape")
+    spatial, size = len(image), math.prod(block)
+    strides, dilations = c.ints("strides") or [1] * spatial, c.ints("dilations") or [1] * spatial
+    pads = explicit_pads(c, spatial)
+    reach = [(k - 1) * d for k, d in zip(block, dilations, strict=True)]
+    counts = [(n + pads[i] + pads[i + spatial] - reach[i] - 1) // strides[i] + 1 for i, n in enumerate(image)]
+    if spatial > MAX_SPATIAL or x.shape[1] % size or math.prod(counts) != x.shape[2]:
+        raise NodeRefused(f"its blocks {block} do not fit an image of {image} and columns of {list(x.shape)}")
+    channels = x.shape[1] // size
+    columns = reshape(b, x, [x.shape[0], x.shape[1], *counts])
+    kernels = np.tile(np.eye(size, dtype=x.dtype), (channels, 1)).reshape(channels * size, 1, *block)
+    before = pads[:spatial]
+    full = [(n - 1) * s + r + 1 for n, s, r in zip(counts, strides, reach, strict=True)]
+    after = [f - p - n for f, p, n in zip(full, before, image, strict=True)]
+    g = Geometry(strides=strides, dilations=dilations, before=before, after=after, group=channels)
+    return convolve_transposed(b, columns, b.constant(kernels), g)

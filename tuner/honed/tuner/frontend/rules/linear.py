@@ -1,4 +1,4 @@
-"""Rewriting rules of matrix products."""
+"""Rewriting rules of linear algebra: matrix products, Fourier transforms as such products, determinants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.rules import rule
-from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
+from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, normal_axis
 
-from .layout import expand, reshape, transpose
+from .layout import cut, expand, pad_axis, pick, reshape, transpose, with_axis
+
+_MAX_MATRIX = 1 << 24  # Elements of a transform's matrix
+_MAX_DETERMINANT = 4  # Larger ones need pivoting
 
 
 def matmul(b: Builder, x: Value, y: Value) -> Value:
@@ -132,3 +135,97 @@ def _contract(
     product = matmul(b, left, right) if inner else b("Mul", left, right)
     order = [*batch, *rows, *columns]
     return reshape(b, product, [dims[t] for t in order]), "".join(order)
+
+
+def _fourier(b: Builder, x: Value, axis: int, length: int, *, inverse: bool, onesided: bool) -> Value:
+    """Discrete Fourier transform of `x` [..., 1 or 2] along an axis, zero-padded or cut to `length`."""
+    count = length // 2 + 1 if onesided else length
+    if length * count > _MAX_MATRIX:
+        raise NodeRefused(f"its transform of {length} elements is too long")
+    extent = x.shape[axis]
+    if extent > length:
+        x = cut(b, x, axis, 0, length)
+    elif extent < length:
+        x = pad_axis(b, x, axis, 0, length - extent)
+    order = [i for i in range(x.rank - 1) if i != axis] + [axis, x.rank - 1]
+    moved = transpose(b, x, order)
+    real = pick(b, moved, x.rank - 1, 0)
+    cosine, sine = _matrices(length, count, inverse=inverse)
+    cosines, sines = (b.constant(m.astype(x.dtype)) for m in (cosine, sine))
+    parts = [matmul(b, real, cosines), matmul(b, real, sines)]
+    if x.shape[-1] == 2:
+        imaginary = pick(b, moved, x.rank - 1, 1)
+        parts = [
+            b("Sub", parts[0], matmul(b, imaginary, sines)),
+            b("Add", parts[1], matmul(b, imaginary, cosines)),
+        ]
+    joined = b("Concat", *(with_axis(b, p, p.rank) for p in parts), axis=x.rank - 1)
+    return transpose(b, joined, list(np.argsort(order)))
+
+
+def _matrices(length: int, count: int, *, inverse: bool) -> tuple[Array, Array]:
+    """Real and imaginary part of exp(-2 pi i n k / length), [n, k]; conjugate over length where inverse."""
+    angles: Array = 2 * np.pi * (np.outer(np.arange(length), np.arange(count)) % length) / length
+    if inverse:
+        return np.cos(angles) / length, np.sin(angles) / length
+    return np.cos(angles), -np.sin(angles)
+
+
+@rule("DFT")
+def dft(b: Builder, c: NodeCall) -> Value:
+    """Along one axis; the axis is an attribute at opset 17, an input from 20."""
+    x = c.x()
+    given = c.opt_numbers(2, "axis") or [-2] if c.opset >= 20 else [c.integer("axis", 1)]
+    axis = normal_axis(given[0], x.rank)
+    (length, *_) = c.opt_numbers(1, "dft_length") or [x.shape[axis]]
+    if axis == x.rank - 1 or x.shape[-1] not in (1, 2) or length < 1:
+        raise NodeRefused("its axis or length does not fit its input")
+    return _fourier(
+        b, x, axis, length, inverse=bool(c.integer("inverse")), onesided=bool(c.integer("onesided"))
+    )
+
+
+@rule("STFT")
+def stft(b: Builder, c: NodeCall) -> Value:
+    """A DFT of overlapping frames, each weighted by a window."""
+    x, window = c.x(), c.opt(2)
+    step, signal = c.numbers(1, "frame_step")[0], x.shape[1]
+    (length, *_) = c.opt_numbers(3, "frame_length") or [signal if window is None else window.size]
+    if x.rank == 2:
+        x = with_axis(b, x, 2)
+    if step < 1 or not 1 <= length <= signal or x.shape[-1] not in (1, 2):
+        raise NodeRefused("its frames do not fit its signal")
+    frames = 1 + (signal - length) // step
+    places = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
+    framed = b(
+        "Gather", x, b.constant(places.astype(np.int64)), axis=1
+    )  # Shape [batch, frames, length, 1 or 2]
+    if window is not None:
+        framed = b("Mul", framed, reshape(b, window, [window.size, 1]))
+    return _fourier(b, framed, 2, length, inverse=False, onesided=bool(c.integer("onesided", 1)))
+
+
+@rule("Det")
+def determinant(b: Builder, c: NodeCall) -> Value:
+    """Laplace's expansion of small matrices."""
+    x = c.x()
+    size = x.shape[-1]
+    if x.rank < 2 or x.shape[-2] != size or not 1 <= size <= _MAX_DETERMINANT:
+        raise NodeRefused(
+            f"its matrices of {list(x.shape[-2:])} are not square or larger than {_MAX_DETERMINANT}"
+        )
+    flat = reshape(b, x, [math.prod(x.shape[:-2]), size, size])
+
+    def minor(rows: tuple[int, ...], columns: tuple[int, ...]) -> Value:
+        total: Value | None = None
+        for index, column in enumerate(columns):
+            rest = minor(rows[1:], columns[:index] + columns[index + 1 :]) if len(rows) > 1 else None
+            row = cut(b, flat, 1, rows[0], rows[0] + 1)
+            part = reshape(b, cut(b, row, 2, column, column + 1), [flat.shape[0]])
+            part = part if rest is None else b("Mul", part, rest)
+            total = part if total is None else b("Sub" if index % 2 else "Add", total, part)
+        assert total is not None
+        return total
+
+    every = tuple(range(size))
+    return reshape(b, minor(every, every), x.shape[:-2])
