@@ -19,7 +19,7 @@ from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import Outcome, Verdict, check_verdict
 from honed.tuner.tune.children import BATCH
-from honed.tuner.tune.opening import MeasurementBackend, Sharing
+from honed.tuner.tune.session import MeasurementBackend, Sharing
 from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows

@@ -19,7 +19,7 @@ from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workl
 from honed.tuner.measure.checks import Submitted
 from honed.tuner.records.rows import Outcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED
-from honed.tuner.tune.opening import MeasurementBackend, Sharing
+from honed.tuner.tune.session import MeasurementBackend, Sharing
 
 from .compiler import ROOT, ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from .judge import MachineCodeJudge, seconds

@@ -6,7 +6,7 @@ import pytest
 
 from honed.jobs.events import Spent
 from honed.machine.families import FAMILIES
-from honed.tuner.tune.opening import sharing
+from honed.tuner.tune.session import sharing
 from honed.tuner.tune.trials import on_candidate
 
 

@@ -21,8 +21,7 @@ from honed.runtime.compiled.model import ScheduleProvenance
 from honed.tuner.measure.candidate import LEASED
 from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
-from honed.tuner.tune.opening import SessionResources, on_device
-from honed.tuner.tune.session import SearchBudget
+from honed.tuner.tune.session import SearchBudget, SessionResources, on_device
 from honed.tuner.tune.task import headroom, headrooms, loss_by_choices
 
 from .choice import PassPlan, TuningHistory, after_pass

@@ -21,8 +21,7 @@ from honed.protocol.strict import copy_fields
 
 from .children import compile_apart
 from .compare import Compared, compare
-from .opening import OpenInstrument, SessionResources, on_device
-from .session import Emit, SearchBudget, TuningSession
+from .session import Emit, OpenInstrument, SearchBudget, SessionResources, TuningSession, on_device
 from .task import CUT, ModelTasks, TaskState
 
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"

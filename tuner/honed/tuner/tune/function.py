@@ -22,8 +22,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
 from .extract import adopt
-from .opening import SessionResources, on_device
-from .session import SearchBudget
+from .session import SearchBudget, SessionResources, on_device
 from .task import TaskProgress
 
 
