@@ -20,8 +20,8 @@ from honed.daemon.settings import schema
 from honed.daemon.settings.schema import DAEMON_MIB, Setting, shares
 from honed.machine.families import FAMILIES as DEVICE_FAMILIES
 from honed.machine.families import DeviceFamily
+from honed.machine.kernellog.drivers import TABLES as RECORD_TABLES
 from honed.machine.kernellog.fault import Driver, Severity
-from honed.machine.kernellog.parse import TABLES as RECORD_TABLES
 from honed.protocol.service import Metrics
 from tests.golden.formats import sample
 

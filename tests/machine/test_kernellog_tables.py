@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.machine.kernellog import Driver, Severity, parse
+from honed.machine.kernellog.drivers import TABLES
 from honed.machine.kernellog.fault import DriverSource, Pattern, RecordTable
-from honed.machine.kernellog.parse import TABLES, find
+from honed.machine.kernellog.parse import find
 
 RECORDS = [
     json.loads(line)

@@ -16,7 +16,7 @@ from honed.daemon.observe.faults import EndedProcess, ServiceProcesses
 from honed.machine.kernellog import Record
 from honed.runtime.errors import PermissionDenied
 from honed.tool.commands import faults
-from honed.tool.recordsfile import check_access, prepare
+from honed.tool.commands.records import check_access, create_records
 from tests.daemon.conftest import Hone
 from tests.tuner.records.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
 
@@ -268,8 +268,8 @@ def test_root_leaves_files_to_the_services_user(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     os.chown(folder, 4711, 4712)
-    prepare(folder / "records.sqlite")
-    prepare(folder / "records.sqlite")  # it is there already
+    create_records(folder / "records.sqlite")
+    create_records(folder / "records.sqlite")  # it is there already
     with Records.open(folder / "records.sqlite") as records:
         add(records, 1, right(1))
         owners = {(file.name, file.stat().st_uid, file.stat().st_gid) for file in folder.iterdir()}

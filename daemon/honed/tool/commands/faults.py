@@ -16,10 +16,10 @@ from honed.daemon.observe.faults import (
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
+from honed.tool.commands.records import RecordsLocation, add_state_dir_option, find_records
 from honed.tool.compiler import follow, run, running_in_service
 from honed.tool.output import Console, Output, capital, line, moment_text
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import RecordsLocation, add_state_dir_option, find_records
 
 REACH = {
     "out-of-memory": "GPU memory ran out",

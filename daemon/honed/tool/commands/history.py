@@ -17,10 +17,10 @@ from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
+from honed.tool.commands.records import add_state_dir_option, find_records
 from honed.tool.compiler import follow, run, running_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import add_state_dir_option, find_records
 from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 
 from .tasks import milliseconds

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from .drivers import AMDGPU, I915, LIMA, MSM, NVIDIA, PANFROST, PANTHOR, RKNPU, ROCKET, XE
+from .drivers import TABLES
 from .fault import (
     CONSEQUENCES,
     EXCEPTIONS,
@@ -14,33 +14,9 @@ from .fault import (
     Fault,
     Pattern,
     RecordTable,
-    Severity,
-    SourceTree,
     starts,
 )
-from .kbase import KBASE
 
-# The kernel's out-of-memory killer, for the whole machine and for a control group's limit.
-_OUT_OF_MEMORY = (
-    Pattern(
-        "%s: Killed process %d (%s)",
-        Severity.PROCESS_KILLED,
-        "killed",
-        SourceTree(release="Linux ").sources("mm/oom_kill.c __oom_kill_process 5.10 to 6.18"),
-        expression=(
-            r"(?:Memory cgroup out of memory|Out of memory[^:\n]{0,60}): "
-            r"Kill(?:ed)? process (?P<tgid>\d{1,10})(?: \((?P<comm>[^\n]*?)\))?"
-        ),
-    ),
-)
-TABLES: Final = (
-    KBASE, PANTHOR, PANFROST, LIMA, ROCKET, RKNPU, AMDGPU, I915, XE, MSM, NVIDIA,
-    RecordTable(
-        driver=Driver.KERNEL,
-        openings=("Memory cgroup out of memory: ", "Out of memory: ", "Out of memory ("),
-        patterns=_OUT_OF_MEMORY,
-    ),
-)  # fmt: skip
 # Lines inside a record, the same in all of Arm's drivers.
 _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1,8})(?: \(([^)\n]*)\))?")
 _MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
