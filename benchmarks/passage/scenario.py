@@ -35,7 +35,7 @@ _ASLEEP = _WAITING.replace("spawn = true", "spawn = false")
 _SECONDS = 900.0
 
 
-def write_model(path: Path, image: tuple[int, ...] = (1, 9, 61, 63)) -> None:
+def write_model(path: Path, image: tuple[int, ...] = (1, 9, 241, 243)) -> None:
     """Write a small network with windows, a product and a softmax, whose first schedules are slow."""
     window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
     nodes = [
