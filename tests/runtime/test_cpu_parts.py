@@ -119,7 +119,8 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
     return b
 
 
-def loaded(b: Builder, device: Device, folder: Path, parts: CpuPartitionProcess | None = None) -> Executor:
+def loaded(b: Builder, device: Device, folder: Path, process: CpuPartitionProcess | None = None) -> Executor:
+    parts = CpuPartitionProcess if process is None else lambda: process
     return load(b.write(folder / "m.honed", device.profile), device, parts=parts)
 
 

@@ -106,7 +106,7 @@ def check_compiled(model: onnx.ModelProto, device: Device, folder: Path, *, part
     assert set(made.proof.covered) == {1.0}
     given = inputs(model)
     with Executor(
-        modelfile.read(output), device, parts=CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
+        modelfile.read(output), device, parts=partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
     ) as executor:
         found = executor.run(given)
     for name, expected in run(model, given).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def compiled(text: str, device: Device, folder: Path) -> CompiledModel:
     made = compile_file(request, lambda *_: None).model
     x = np.random.default_rng(2).normal(size=(32, 256)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    parts = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
+    parts = partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
     with Executor(modelfile.read(output), device, parts=parts) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)
     return made

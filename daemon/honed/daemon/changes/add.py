@@ -625,7 +625,7 @@ class ModelInstaller:
         interface = manifest.interface
         if interface is None and compiled is not None:
             interface = compiled.interface
-        if interface is not None:
+        if interface is not None and manifest.state:
             state_pairs.check_pairs(interface, manifest.state)
         home = self._pool.home(manifest.name, manifest.device, manifest.placement_reason).name
         cpu = cpu_serves(manifest, self._policy)

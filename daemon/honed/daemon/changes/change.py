@@ -266,7 +266,8 @@ class Changes:
         async def turn() -> None:
             async with self.commits.turn:
                 await work
-            self.checks.sweep()
+            if self.checks.under_way:
+                self.checks.sweep()
 
         await to_its_end(turn())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -163,7 +164,7 @@ class Worker(Host):
         bound: str = "",
     ) -> None:
         super().__init__(connected, bound)
-        self._parts = CpuPartitionProcess(parts)
+        self._parts = functools.cache(functools.partial(CpuPartitionProcess, parts))  # One for all models
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None

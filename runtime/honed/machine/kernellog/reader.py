@@ -385,3 +385,25 @@ def _text(value: Any) -> str | None:
 def _number(value: Any, otherwise: int) -> int:
     value = _one(value)
     return value if isinstance(value, int) else otherwise
+
+
+def open_reader(*, from_start: bool = False) -> Reader:
+    """Return a reader of the journal if it can be read, else of /dev/kmsg.
+
+    If neither can be read, raises PermissionDenied if a permission is missing, otherwise Unavailable, with
+    both reasons.
+    """
+    reasons: list[HonedError] = []
+    try:
+        return JournalReader(from_start=from_start)
+    except ImportError:
+        reasons.append(Unavailable("the journal needs systemd-python; install python3-systemd"))
+    except (PermissionDenied, Unavailable) as error:
+        reasons.append(error)
+    try:
+        return KmsgReader(from_start=from_start)
+    except (PermissionDenied, Unavailable) as error:
+        reasons.append(error)
+    denied = [reason for reason in reasons if isinstance(reason, PermissionDenied)]
+    kind = PermissionDenied if denied else Unavailable
+    raise kind("the kernel log cannot be read: " + "; ".join(str(reason) for reason in reasons))

@@ -298,8 +298,9 @@ RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # Specialis
 class TailPartitions:
     """The partitions of one model that run after all its steps; without any, it computes nothing."""
 
-    def __init__(self, model: CompiledModel, parts: LoadedPartitions | None) -> None:
-        """Set up the tail of a model; `parts` are its loaded partitions."""
+    def __init__(self, model: CompiledModel, parts: LoadedPartitions) -> None:
+        """Set up the tail of a model that has partitions, `parts` when loaded."""
+        assert model.split is not None
         self._parts = parts
         self._split = model.split
         self._wanted = [tensor.name for tensor in model.tail_outputs]
@@ -316,8 +317,6 @@ class TailPartitions:
         `values` are the available tensors by name. `run_form` runs size specialisations; None: the CPU engine
         runs every partition. Raises what `LoadedPartitions.run` and `run_form` raise.
         """
-        if self._split is None or self._parts is None:
-            return {}, ()
         left, there, observed = list(self._split.tail), dict(values), list[ObservedSizes]()
         while left:
             ran, made = self._parts.run_chain(left, there, self._wanted, self._stops if run_form else ())
@@ -330,7 +329,6 @@ class TailPartitions:
         return {name: there[name] for name in self._wanted}, tuple(observed)
 
     def _observe(self, numbers: Sequence[int], sizes: Sequence[tuple[int, ...]]) -> list[ObservedSizes]:
-        assert self._split is not None
         each = zip(numbers, sizes, strict=False)
         return [ObservedSizes(part=n, sizes=those) for n, those in each if self._split.parts[n].sized]
 
@@ -341,7 +339,6 @@ class TailPartitions:
 
         If the specialisation has more rows than the values, their last row is repeated to fill it.
         """
-        assert self._split is not None
         part = self._split.parts[number]
         fit = [
             (form.sizes, n)

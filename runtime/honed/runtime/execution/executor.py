@@ -53,14 +53,14 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     builder: ThreadPoolExecutor | None = None,
     progress: Progress = lambda _, __: None,
-    parts: CpuPartitionProcess | None = None,
+    parts: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
 ) -> Executor:
     """Return the model in a `.honed` file, ready to `run` on `device`.
 
     `device` is a Device, or a spec as for `devices.select`. `cache_dir` keeps compiled programs between
     processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
-    called with the number built and the number of all. `parts` is the process for partitions that the CPU
-    engine runs; without it, a model with partitions starts a process of its own. Raises NotFound,
+    called with the number built and the number of all. `parts` returns the process for partitions that the
+    CPU engine runs: by default, a model with partitions starts one of its own. Raises NotFound,
     ModelFileError, DeviceError, or ModelRefused if the CPU engine cannot run a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
@@ -149,7 +149,7 @@ class Executor:
         cache_dir: Path | None = None,
         builder: ThreadPoolExecutor | None = None,
         progress: Progress = lambda _, __: None,
-        parts: CpuPartitionProcess | None = None,
+        parts: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
     ) -> None:
         """Build, allocate, upload, prepare and bind; raise as `load` does."""
         self.file = file
@@ -178,9 +178,8 @@ class Executor:
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
             for n in range(len(file.model.forms))
         ]
-        process = parts or CpuPartitionProcess()
-        self._parts = process.open(file) if file.model.split is not None else None
-        self._tail = TailPartitions(file.model, self._parts)
+        self._parts = parts().open(file) if file.model.split is not None else None
+        self._tail = TailPartitions(file.model, self._parts) if self._parts is not None else None
         self.observed: tuple[ObservedSizes, ...] = ()  # Sizes that the tail observed in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
@@ -287,6 +286,8 @@ class Executor:
 
         Without `forms`, the CPU engine runs all its partitions. Raises as `run` does.
         """
+        if self._tail is None:
+            return {}
         found, self.observed = self._tail.run(_together(given), self._run_form if forms else None)
         return found
 
@@ -305,6 +306,7 @@ class Executor:
             timeline.host.append(HostCallTiming(COMPILED_PART, start, began))
             return made
 
+        assert self._tail is not None
         self._tail.run(_together(given), run_form)
         timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
 
@@ -327,7 +329,7 @@ class Executor:
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
             made = self._infer(given, timeline)
-            if self.model.tail_outputs:
+            if self._tail is not None and self.model.tail_outputs:
                 self._time_behind(timeline, made, inputs)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):

@@ -357,8 +357,10 @@ def _write(
     model, cut, like = tried.with_device_errors(request.device), source.prepared.cut, source.existing_build
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
+    if cut is None:
+        return model
     sizes, left_out = sized.choose_sizes(cut, request.sizes, like)
-    if cut is None or not (sizes or left_out):
+    if not (sizes or left_out):
         return model
     keep_slower, each = request.keep_slower or sized.keeps_slower(like, request.profile), []
     for n, observed in enumerate(sizes):

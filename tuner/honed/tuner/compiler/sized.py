@@ -152,15 +152,13 @@ class CompiledPart:
 
 
 def choose_sizes(
-    cut: PartitionedModel | None, requested: Sequence[ObservedSizes], like: CompiledModel | None
+    cut: PartitionedModel, requested: Sequence[ObservedSizes], like: CompiledModel | None
 ) -> tuple[tuple[ObservedSizes, ...], tuple[SkippedSizes, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
     These are the sizes given, else those that `like`, a compiled model of this model, was compiled for,
     those it left out included. Sizes that no partition of the model has are skipped.
     """
-    if cut is None:
-        return (), ()
     known: tuple[ObservedSizes, ...] = ()
     left_out: tuple[SkippedSizes, ...] = ()
     if like is not None:

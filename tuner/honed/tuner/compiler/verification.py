@@ -42,7 +42,7 @@ def open_executor(model: CompiledModel, constants: Mapping[int, np.ndarray], dev
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
-        parts = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
+        parts = partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
         return Executor(modelfile.read(path, verify=False), device, parts=parts)
 
 

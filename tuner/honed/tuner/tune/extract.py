@@ -126,9 +126,10 @@ def _of_parts(
 
     Partitions that cannot be compiled are skipped.
     """
+    if cut is None:
+        return
     sizes, _ = sized.choose_sizes(cut, (), like)
     for observed in sizes:
-        assert cut is not None
         with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
             path = Path(folder) / "part.onnx"
             onnx.save(cut.parts[observed.part].model, path)
