@@ -1,7 +1,7 @@
 """Notes in which files of honed functions run, while a byte of a shared file is not 0.
 
 Python imports this at the start of every process that has its folder in PYTHONPATH. Importing a module and
-making its classes are no functions.
+making its classes are no functions, nor are comprehensions of a module, which Python 3.12 has inline.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from types import FrameType
 
 _FUNCTION = 0x1  # CO_OPTIMIZED: of functions alone
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # Those in functions have others
 
 
 def _begin(folder: str) -> None:
@@ -24,7 +25,9 @@ def _begin(folder: str) -> None:
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         here = now[0], code.co_filename
-        if here[0] and here not in seen and code.co_flags & _FUNCTION:
+        if not here[0] or here in seen or code.co_qualname in _COMPREHENSIONS:
+            return
+        if code.co_flags & _FUNCTION:
             seen.add(here)
             if "/honed/" in here[1]:
                 os.write(notes, f"{here[0]} {here[1]}\n".encode())

@@ -318,12 +318,6 @@ def inputs(path: Path, tokens: int, before: int) -> tuple[dict[str, np.ndarray],
     return given, padded
 
 
-def test_a_model_without_room_is_left_as_it_is(tmp_path: Path) -> None:
-    onnx.save(compared(), tmp_path / "m.onnx")
-    model = frontend.load(tmp_path / "m.onnx")
-    assert with_room(model, {"ids": (1, 1)}) is model
-
-
 def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     g = Graph()

@@ -24,7 +24,13 @@ from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.values import ObservedSizes
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SkippedSizes, SourceModel
+from honed.runtime.compiled.model import (
+    ROWS_MASK,
+    CompiledModel,
+    PrecisionChoice,
+    SkippedSizes,
+    SourceModel,
+)
 from honed.runtime.engines import HIGHEST
 from honed.runtime.execution import programs
 from honed.runtime.execution.programs import NotBuilt
@@ -75,7 +81,8 @@ def prepare(
     builds no kernel for them. Raises as `frontend.normalise` does, and adds the reason why the model was not
     cut. A decoder's form has one more input (`form.with_room`).
     """
-    model = with_room(model, shapes)
+    if ROWS_MASK in shapes:
+        model = with_room(model, shapes)
     normalised = partial(frontend.normalise, shapes=shapes, precision=precision, profile=profile)
     try:
         whole = normalised(model)

@@ -42,11 +42,11 @@ _IMPURE: Final = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUn
 
 
 def with_room(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
-    """Return a checked decoder with the input ROWS_MASK, where `shapes` have it; else the model unchanged.
+    """Return a checked decoder with the input ROWS_MASK, which `shapes` have; one that has it unchanged.
 
     Raises ModelRefused where honed does not understand how the model depends on the length of its state.
     """
-    if ROWS_MASK not in shapes or any(info.name == ROWS_MASK for info in model.graph.input):
+    if any(info.name == ROWS_MASK for info in model.graph.input):
         return model
     inner = {name: shape for name, shape in shapes.items() if name != ROWS_MASK}
     return _Rewrite(graphs.inline_functions(model), inner, shapes[ROWS_MASK][1]).finish()
