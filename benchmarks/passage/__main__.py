@@ -1,10 +1,10 @@
 """Files that requests, an ONNX file and a candidate pass through: python -m benchmarks.passage CHECKOUT...
 
-Counts the files in which a function runs, in any process, of a real service on the first OpenCL device: all
-that a client's first request passes through; of warm requests those that each of several passes through; of
-the others all that one passes through, from `hone add` to READY, and from when the machine is idle until the
-tuner's new version, without files in which something runs in ten seconds of rest. Modules that only hold data
-are not counted, nor code that this model or device does not need.
+Counts the files in which a function runs, in any process, of a real service on the first OpenCL device: of
+warm requests those that each of several passes through; of a client's first request those, and all that it
+passes through; of the others all that one passes through, from `hone add` to READY, and from when the machine
+is idle until the tuner's new version. Only those of warm requests are counted where something runs in ten
+seconds of rest. Modules that only hold data are not counted, nor code that this model or device does not need.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
     """Return the files by what passes through them."""
     from .scenario import CANDIDATE, FILE, REQUEST, REQUESTS, REST
 
-    warm = [found[REQUEST + n] for n in range(1, REQUESTS)]
+    warm = set.intersection(*(found[REQUEST + n] for n in range(1, REQUESTS)))
     return {
-        "a cold request": sorted(found[REQUEST]),
-        "a warm request": sorted(set.intersection(*warm)),
+        "a cold request": sorted(warm | (found[REQUEST] - found[REST])),
+        "a warm request": sorted(warm),
         "an ONNX file": sorted(found[FILE] - found[REST]),
         "a candidate": sorted(found[CANDIDATE] - found[REST]),
     }
