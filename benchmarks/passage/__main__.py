@@ -4,7 +4,8 @@ Counts the files in which a function runs, in any process, of a real service on 
 warm requests those that each of several passes through; of a client's first request those, and all that it
 passes through; of the others all that one passes through, from `hone add` to READY, and from when the machine
 is idle until the tuner's new version. Only those of warm requests are counted where something runs in ten
-seconds of rest. Modules that only hold data are not counted, nor code that this model or device does not need.
+seconds of rest. Modules that only hold data are not counted, nor code that this model or device does not
+need.
 """
 
 from __future__ import annotations
