@@ -147,7 +147,7 @@ struct session {
     bool refused, released;
     unsigned references; /* of the table, and of the background */
     int64_t rest_until;
-    uint64_t uncounted; /* runs that no kind has counted yet */
+    uint64_t rested, uncounted; /* runs while it rests, and those of them that no kind has counted yet */
     struct kept_kind *kinds[MOST_KINDS];
 };
 

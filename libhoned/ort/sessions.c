@@ -163,7 +163,7 @@ void say(const char *line)
         return; /* nobody reads it */
 }
 
-/* How many runs of each kind were routed; runs that were not looked at count as of the first. */
+/* How many runs of each kind, but for those that failed, were routed; those not looked at count as of the first. */
 static void total_text(const struct session *session, char *text)
 {
     char shapes[160];
@@ -394,9 +394,12 @@ static struct session *look_at(const struct run *run, int64_t began)
     struct session *session;
     enter();
     session = find_session(run->session);
-    if (session && ((mark_count && is_marked(run->options)) ||
-                    (++session->uncounted % LOOK_EVERY && began < session->rest_until)))
+    if (session && mark_count && is_marked(run->options)) {
         session = NULL;
+    } else if (session && began < session->rest_until && ++session->rested % LOOK_EVERY) {
+        session->uncounted++;
+        session = NULL;
+    }
     leave();
     return session;
 }
@@ -430,7 +433,7 @@ OrtStatus *decide_run(const struct runtime *runtime, const struct run *run)
     if (kind) {
         before = kind->route;
         kind->busy++;
-        kind->route.own_runs += session->uncounted - 1; /* without this one, which its end counts */
+        kind->route.own_runs += session->uncounted;
         session->uncounted = 0;
         if (kind->route.state != ROUTE_OWN && (line = line_take()) && !(deadline = route_begin(&kind->route, began))) {
             line_give(line);

@@ -47,7 +47,7 @@ def index(*entries: IndexedFile, **changes: Any) -> BoardIndex:
 def put(hub: Path, data: bytes, key: SecretKey = ATTIC, **claims: Any) -> IndexedFile:
     """A file of records in the hub, and what an index says of it."""
     entry = IndexedFile(
-        sha256=layout.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
+        sha256=layout.digest(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
     remote.store(str(hub)).write(layout.object_file(key.public, entry.sha256), data)

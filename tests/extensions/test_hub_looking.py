@@ -230,7 +230,7 @@ def test_what_is_kept_is_checked_like_what_comes_from_the_hub(hub: Path) -> None
     file = file_of(ATTIC)
     kept = board.shelf.files[file]
     forged = kept.text.replace('"records": 1', '"records": 2')
-    overview = Overview(honed_hub=1, indexes={ATTIC.public.name: layout.sha256(forged.encode())})
+    overview = Overview(honed_hub=1, indexes={ATTIC.public.name: layout.digest(forged.encode())})
     (hub / layout.OVERVIEW).write_bytes(layout.file_bytes(overview))
     board.shelf.put(file, replace(kept, text=forged))
     found = looking.look(
@@ -318,7 +318,7 @@ class Tagging(MemoryFileSystem):
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         data = self.cat_file(path)
-        return {**super().info(path, **options), "ETag": f'"{layout.sha256(data)}"'}
+        return {**super().info(path, **options), "ETag": f'"{layout.digest(data)}"'}
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         self.opened.append(path)

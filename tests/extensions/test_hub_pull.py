@@ -218,7 +218,7 @@ def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
-    back = [Withdrawn("a", layout.sha256(b"[1]")[:12])]
+    back = [Withdrawn("a", layout.digest(b"[1]")[:12])]
     Machine(hub).push(CELLAR, withdrawn=back)
     board = Machine(hub, owner=OWNER, ours=OWNER)
     assert board.pull().added == 2  # one is none
@@ -231,7 +231,7 @@ def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
 
 
 def test_what_a_machine_took_back_it_does_not_put_there(hub: Path) -> None:
-    back = [Withdrawn("a", layout.sha256(b"[1]")[:12])]
+    back = [Withdrawn("a", layout.digest(b"[1]")[:12])]
     assert Machine(hub).push(ATTIC, of(workload="a"), of(workload="b"), withdrawn=back).records == 1
 
 
@@ -385,7 +385,7 @@ def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytes
 def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
     data = layout.pack_records([{"honed_records": 1}])
     entry = layout.IndexedFile(
-        sha256=layout.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
+        sha256=layout.digest(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
     index = layout.BoardIndex(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -241,6 +242,17 @@ def misbehave(lie: str, client: Client, socket: Path) -> None:
     assert not sum(result["routed"] for result in ended.of.values()), lie
     runs = sum(result["runs"] for result in ended.of.values())
     assert f": 0 of {runs} runs routed\n" in ended.stderr, lie
+
+
+def test_every_run_is_counted(client: Client, tmp_path: Path) -> None:
+    """Runs that are looked at and runs that rest add up, whichever threads and kinds they are of."""
+    with FakeService(tmp_path / "s", LIES["quota"]):
+        ended = quicker(client, tmp_path)(
+            tmp_path / "s", "threads=4", "kinds=3", "runs=150", HONED_ORT_LOG="1"
+        )
+    check(ended)
+    counted = sum(map(int, re.findall(r": 0 of (\d+) runs routed$", ended.stderr, re.MULTILINE)))
+    assert counted == sum(result["runs"] for result in ended.of.values())
 
 
 def test_a_model_that_was_removed_is_brought_again(client: Client, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
 
 def loaded(b: Builder, device: Device, folder: Path, process: CpuPartitionProcess | None = None) -> Executor:
     parts = CpuPartitionProcess if process is None else lambda: process
-    return load(b.write(folder / "m.honed", device.profile), device, parts=parts)
+    return load(b.write(folder / "m.honed", device.profile), device, part_process=parts)
 
 
 def children() -> list[psutil.Process]:

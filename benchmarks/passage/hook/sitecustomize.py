@@ -1,7 +1,7 @@
 """Notes in which files of honed functions run, while a byte of a shared file is not 0.
 
 Python imports this at the start of every process that has its folder in PYTHONPATH. Importing a module and
-making its classes are no functions, nor are comprehensions of a module, which Python 3.12 has inline.
+making its classes are no functions, nor are comprehensions and generators that importing runs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .core.queue import service_stops
 from .serving.pool import EngineManager
 from .settings.schema import Limits
 from .transport.access import Credentials, identify
-from .transport.connection import Answer, Connection
+from .transport.connection import AnswerRequest, Connection
 from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
@@ -63,7 +63,7 @@ def listen(path: Path) -> socket.socket:
 class SocketServer:
     """A server that accepts connections until it is stopped. `answer` is set before it begins."""
 
-    answer: Answer
+    answer: AnswerRequest
 
     def __init__(self, listening: socket.socket, limits: Limits, pool: EngineManager) -> None:
         self._listening = listening

@@ -1,4 +1,4 @@
-"""Defines a hub's files, without I/O: its keyring, what each board has put there, and the records in that.
+"""Defines a hub's files, without I/O: its keyring, the index of each board, and its files of records.
 
 hub.json                          the keyring, signed by the hub's owner
 boards/<key id>/index.json        what one board put there, signed by its key
@@ -275,7 +275,7 @@ def shareable_part(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def schedule_of(record: Mapping[str, Any]) -> Withdrawn:
     """Return the identity of a record's schedule."""
-    return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
+    return Withdrawn(str(record["workload"]), digest(record["trace"].encode())[:12])
 
 
 def pack_records(records: Iterable[dict[str, Any]]) -> bytes:
@@ -284,14 +284,14 @@ def pack_records(records: Iterable[dict[str, Any]]) -> bytes:
     return gzip.compress(b"".join(lines), mtime=0)
 
 
-def sha256(data: bytes) -> str:
+def digest(data: bytes) -> str:
     """Return the digest that identifies a file."""
     return hashlib.sha256(data).hexdigest()
 
 
 def check_hash(data: bytes, expected: str) -> None:
     """Raise InvalidArgument unless the data has this hash."""
-    if sha256(data) != expected:
+    if digest(data) != expected:
         raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
 
 

@@ -241,7 +241,7 @@ def _text(data: bytes) -> str:
 
 
 def _sha256(text: str) -> str:
-    return layout.sha256(text.encode()) if text else ""
+    return layout.digest(text.encode()) if text else ""
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ def push(
     records = sum(entry.records for entry in entries)
     there = before and (before.entries, before.spread, before.withdrawn)
     if fresh and there == (entries, known, withdrawn):
-        memory.index = layout.sha256(data)
+        memory.index = layout.digest(data)
         note(store, key.public, memory.index)
         return Pushed(records, len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
@@ -93,12 +93,12 @@ def _put(
             store.write(layout.object_file(key.public, entry.sha256), file.packed)
     data = layout.file_bytes(index)
     write_signed(store, layout.index_file(key.public), data, key)
-    note(store, key.public, layout.sha256(data))
+    note(store, key.public, layout.digest(data))
     kept = {entry.sha256 for entry in index.files}
     for old in before.files if before else ():
         if old.sha256 not in kept:
             store.remove(layout.object_file(key.public, old.sha256))
-    return layout.sha256(data)
+    return layout.digest(data)
 
 
 def make(
@@ -176,7 +176,7 @@ def _before(store: HubStore, key: SecretKey, memory: HubState, now: float) -> tu
     name = layout.index_file(key.public)
     try:
         data = store.read(name, layout.MAX_INDEX_BYTES)
-        if layout.sha256(data) != memory.index:  # A push that was interrupted wrote a signature alone
+        if layout.digest(data) != memory.index:  # A push that was interrupted wrote a signature alone
             data = read_signed(store, name, key.public)
         return layout.read_index(data, None), data
     except (NotFound, FolderMissing):
@@ -222,7 +222,7 @@ def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
 def _entry(file: _RecordsFile) -> IndexedFile:
     device = _device(file.records)
     return IndexedFile(
-        sha256=layout.sha256(file.packed),
+        sha256=layout.digest(file.packed),
         bytes=len(file.packed),
         records=len(file.records),
         device_key=device.key,

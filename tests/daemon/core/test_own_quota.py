@@ -243,6 +243,11 @@ def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
                 assert isinstance(work, Coroutine)
                 asyncio.run(work)
     assert {"ModelHistory", "ModelProfile", "RepositoryModelUnload"} <= set(asked)
+    row = METHODS["ModelHistory"]
+    work = api.answer(Mock(peer=Mock(uid=uid)), Mock(method=row.name, params={"name": "small"}))
+    assert isinstance(work, Coroutine)
+    asyncio.run(work)
+    assert asked.pop(row.name) == "small", "a name that is nobody's own is not looked at"
     assert {found for found in asked.values() if found} == {name if uid == 0 else NOBODYS}
 
 

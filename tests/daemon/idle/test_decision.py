@@ -17,7 +17,6 @@ from honed.daemon.idle.decision import (
     judge,
     parse,
 )
-from honed.daemon.idle.leasing import Activity
 from honed.daemon.idle.signals import OwnLoad, Sample
 from honed.protocol.service import SignalReading
 from honed.runtime.errors import InvalidArgument
@@ -251,23 +250,3 @@ def test_more_business_never_turns_busy_into_idle(
         }
     assert first.idle == (not first.why or first.why == "all signals are quiet")
     assert not first.idle or (settings.enabled and all(r.verdict != "busy" for r in calm))
-
-
-def test_activity() -> None:
-    activity = Activity(10.0)
-
-    def read(now: float) -> dict[str, float | None]:
-        return {each.signal: each.value for each in activity.samples(now)}
-
-    assert read(15.0) == {"requests": 5.0, "queue": 0.0, "adding": 0.0}
-    activity.begin("a", 20.0)
-    activity.begin("b", 21.0)
-    assert read(24.0) == {"requests": 3.0, "queue": 2.0, "adding": 0.0}
-    activity.end("a", 30.0)
-    assert activity.since(31.0) == {"a": 1.0, "b": 10.0}
-    assert "for a" in activity.samples(31.0)[0].text
-    activity.forget("b")
-    activity.end("b", 40.0)
-    assert activity.since(41.0) == {"a": 11.0}
-    activity.adding(1)
-    assert read(41.0) == {"requests": 1.0, "queue": 0.0, "adding": 1.0}

@@ -105,9 +105,8 @@ def check_compiled(model: onnx.ModelProto, device: Device, folder: Path, *, part
     assert made.proof is not None
     assert set(made.proof.covered) == {1.0}
     given = inputs(model)
-    with Executor(
-        modelfile.read(output), device, parts=partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
-    ) as executor:
+    parts = partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
+    with Executor(modelfile.read(output), device, part_process=parts) as executor:
         found = executor.run(given)
     for name, expected in run(model, given).items():
         assert (found[name].shape, found[name].dtype) == (expected.shape, expected.dtype)

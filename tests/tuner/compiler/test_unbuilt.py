@@ -68,7 +68,7 @@ def compiled(text: str, device: Device, folder: Path) -> CompiledModel:
     x = np.random.default_rng(2).normal(size=(32, 256)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
     parts = partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
-    with Executor(modelfile.read(output), device, parts=parts) as executor:
+    with Executor(modelfile.read(output), device, part_process=parts) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)
     return made
 

@@ -7,7 +7,7 @@
 
 A change owns its staging folder, with files received from a client or copied from the store, and pins the
 files that it has workers load. Both are released when the change ends, so that nothing remains of an
-uncommitted change. Writes of manifests take turns, with those that the core asks for.
+uncommitted change. `StoreWriter` writes manifests one at a time, those that the core asks for as well.
 """
 
 from __future__ import annotations

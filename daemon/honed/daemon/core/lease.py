@@ -134,7 +134,7 @@ class Lease:
         self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
         self._waiting: dict[int, float] = {}  # Bounds of waiting tuners in seconds, in order of request
-        self.idle = False  # By the latest readings, unless a request came since
+        self.idle = False  # By the latest readings, unless a request came since, the first of which is `_why`
         self._why = "the machine's signals were not read yet"
 
     @property

@@ -124,7 +124,7 @@ class InferencePipeline:
         run: RunParams,
         entry: ServedModel | None,
     ) -> Map:
-        """Return the result of a request for the model `entry`, or for that of its name, which is checked.
+        """Return the result of a request; `entry` None: its model is looked up, and its version checked.
 
         If the model is replaced while the request waits, the new one answers.
         """
@@ -203,17 +203,15 @@ class InferencePipeline:
         """
         check_compiled(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
-        regions, most, keep = (
-            call.connection.regions,
-            self.limits.max_message_bytes,
-            self.usage_log.settings.keep_inputs,
-        )
+        regions, limits, keep = call.connection.regions, self.limits, self.usage_log.settings.keep_inputs
 
         def check() -> InferencePlan:
-            most = self.limits.max_answer_bytes
+            most = limits.max_answer_bytes
             return plans.check(call.params, compiled, given, regions, max_bytes=most, keep=keep)
 
-        plan = call.compute_once(runner.name, (compiled, given, most, keep, regions.changes), check)
+        # The most bytes of an answer follow from those of a message.
+        depends = compiled, given, limits.max_message_bytes, keep, regions.changes
+        plan = call.compute_once(runner.name, depends, check)
         plan.check_data(call.data)
         return plan
 

@@ -146,8 +146,9 @@ def naming_field(params: type[Any]) -> str | None:
     """Return the field of a method's parameters that names a model, or None."""
     if issubclass(params, _NO_MODELS):
         return None
-    known = {field.name for field in dataclasses.fields(params)}
-    return next((field for field in _FIELDS if field in known), None)
+    known = [field.name for field in dataclasses.fields(params) if field.name in _FIELDS]
+    assert len(known) < 2, f"{params.__name__} names two models"
+    return known[0] if known else None
 
 
 def with_model_name(params: P, field: str, name: str) -> P:

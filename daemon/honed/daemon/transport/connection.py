@@ -140,9 +140,7 @@ class Timer:
 
 
 Work = Coroutine[Any, Any, Any] | Driven[Any]
-
-
-Answer = Callable[["Connection", RequestReceived], Work]
+AnswerRequest = Callable[["Connection", RequestReceived], Work]
 
 
 class Handler(Protocol):
@@ -150,7 +148,7 @@ class Handler(Protocol):
 
     # Returns the work for a request; raises HonedError if it is invalid or not permitted. The connection
     # closes the request's descriptors when the work has ended.
-    answer: Answer
+    answer: AnswerRequest
 
     def overfull(self) -> None:
         """Handle that all connections together hold too much memory."""

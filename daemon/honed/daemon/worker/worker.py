@@ -164,7 +164,7 @@ class Worker(Host):
         bound: str = "",
     ) -> None:
         super().__init__(connected, bound)
-        self._parts = functools.cache(functools.partial(CpuPartitionProcess, parts))  # One for all models
+        self._part_process = functools.cache(functools.partial(CpuPartitionProcess, parts))  # One for all
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None
@@ -244,7 +244,7 @@ class Worker(Host):
                 cache_dir=self._cache_dir,
                 builder=self._builder,
                 progress=self.report_build,
-                parts=self._parts,
+                part_process=self._part_process,
             )
             self._checked[key] = {}
         return BuiltModel(device=self._device_spec(), probes=probe_count(self._models[key]))

@@ -1,6 +1,6 @@
 """Implements `hone records`, which moves what tuning has learned to another board of the same kind.
 
-Other commands on the records find them here.
+`hone faults` and `hone history` find the records by it, too.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _import(arguments: argparse.Namespace, output: Output) -> None:
     else:
         where.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         create_records(where.path)
-        device = arguments.device or service_device(arguments.socket)
+        device = arguments.device or _service_device(arguments.socket)
         done = run(Import(records=where.path, file=arguments.file, device=device), "import")
     document = {"records": str(where.path), **asdict(done)}
     output.emit(document, lambda console: _print_imported(console, done))
@@ -186,7 +186,7 @@ def create_records(path: Path) -> None:
             os.close(descriptor)
 
 
-def service_device(socket: str | None) -> str | None:
+def _service_device(socket: str | None) -> str | None:
     """Return how the device of the running service is selected; None if no service answers."""
     status = _status(socket)
     return status.device_spec or None if status else None

@@ -121,7 +121,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
         _elsewhere(arguments, output)
         return
     model = arguments.model
-    run = TuningRun(model=model, trials_wanted=arguments.trials)
+    run = _TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
         tune = _in_service if arguments.farm is None else _by_farm
@@ -149,7 +149,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
-    run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+    run = _TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
     with running_job(_file_job(arguments), Limits()) as child:
         done = _search(child, run)
     records = _records(arguments)
@@ -171,7 +171,7 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, show)
 
 
-def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+def _in_service(client: Client, arguments: argparse.Namespace, run: _TuningRun) -> Searched:
     """Have the service tune the model, and serve the result if it is right and faster."""
     seconds = _seconds(arguments)
     with running_in_service(
@@ -180,7 +180,7 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -
         return _search(child, run), child.answered.published
 
 
-def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+def _by_farm(client: Client, arguments: argparse.Namespace, run: _TuningRun) -> Searched:
     """Tune a model of the service with a farm, and publish the result.
 
     The service serves it if it is right and faster here, too. Raises ModelRefused for a model without source.
@@ -198,9 +198,9 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
         return done, MODEL_PUBLISH.result_of(answer)
 
 
-def _search(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
+def _search(child: RunningJob[Tuned], run: _TuningRun) -> Tuned:
     """Show the run until it ends, and return the child's result."""
-    with TuningView(run) as view, stopping(child, view.stop):
+    with _TuningView(run) as view, stopping(child, view.stop):
         try:
             done = child.result(view.show)
         except CompilerDied:
@@ -236,7 +236,7 @@ def stopping(child: RunningJob[Any], stop: Callable[[], None]) -> Iterator[None]
 
 
 @dataclass(slots=True, kw_only=True)
-class TuningRun:
+class _TuningRun:
     """The state of a tuning run. Times are in seconds of one monotonic clock, which the caller reads."""
 
     model: str
@@ -326,7 +326,7 @@ class TuningRun:
         )
 
 
-def _run_document(done: Tuned, run: TuningRun) -> dict[str, Any]:
+def _run_document(done: Tuned, run: _TuningRun) -> dict[str, Any]:
     """Return the part of a run's --json output that does not depend on where the run was done."""
     plain = to_plain(done)
     for name in ("output", "model"):
@@ -341,10 +341,10 @@ def _run_document(done: Tuned, run: TuningRun) -> dict[str, Any]:
     }
 
 
-class TuningView:
+class _TuningView:
     """A view of a run on stderr. Use it as a context manager; `show` each event."""
 
-    def __init__(self, run: TuningRun) -> None:
+    def __init__(self, run: _TuningRun) -> None:
         self._run = run
         self._live: Live | None = None
         self._console: Console | None = None
@@ -393,7 +393,7 @@ class TuningView:
         return _live_view(self._run, time.monotonic(), size.width, size.height)
 
 
-def _live_view(run: TuningRun, now: float, width: int, height: int) -> RenderableType:
+def _live_view(run: _TuningRun, now: float, width: int, height: int) -> RenderableType:
     """Return the live view, for a terminal of this size."""
     from rich.console import Group
     from rich.text import Text
@@ -410,7 +410,7 @@ def _live_view(run: TuningRun, now: float, width: int, height: int) -> Renderabl
     return Group(*parts, Text(""), fields(_live_summary(run, now)))
 
 
-def _live_summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
+def _live_summary(run: _TuningRun, now: float) -> list[tuple[str, str]]:
     rate, left = run.rate(now), run.remaining_seconds(now)
     spent = seconds_text(now - run.begun) if run.begun is not None else "0 s"
     made = f"{run.trials} in {spent}" + (f", {rate:.2f} a second" if rate else "")
@@ -427,7 +427,7 @@ def _live_summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
     return pairs
 
 
-def _event_text(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
+def _event_text(run: _TuningRun, event: News, now: float, *, new_stage: bool) -> str:
     """Return the line printed for an event without a terminal; "" for none."""
     match event:
         case Stage() if new_stage:
@@ -448,7 +448,7 @@ def _event_text(run: TuningRun, event: News, now: float, *, new_stage: bool) -> 
             return ""
 
 
-def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -> None:
+def _print_table(console: Console, done: Tuned, run: _TuningRun, records: Path) -> None:
     rows = list(run.rows.values())
     console.print(progress_table(rows, console.width))
     console.print()

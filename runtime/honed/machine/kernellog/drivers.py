@@ -1,4 +1,4 @@
-"""Records of drivers: kbase, Arm's own of Mali GPUs, the open ones of boards, Rockchip's NPU, and PCs' GPUs.
+"""Records of drivers: kbase (Arm's own of Mali GPUs), the open ones of boards, PCs'; and of the kernel.
 
 Versions of kbase are Arm's releases, g29p1 that of Rockchip's kernels; its files are below the driver's
 folder, `mali_kbase`, `midgard` or `valhall`.

@@ -20,8 +20,8 @@ SETTLE_S: Final = 0.1
 """Seconds to wait after a kernel finished before reporting "no fault": kbase reports page faults from a
 work queue (measured by others). On newer kbase even then a missing record proves nothing."""
 CLOCK_SPAN_S: Final = 600.0  # Seconds until the clocks' offset is measured again
-PATH: Final = "/dev/kmsg"
-RECORD_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX: with a smaller buffer read() fails
+_KMSG: Final = "/dev/kmsg"
+_RECORD_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX: with a smaller buffer read() fails
 RECORDS_A_READ: Final = 1000
 JOURNALS: Final = (Path("/var/log/journal"), Path("/run/log/journal"))
 # File that journald creates when it reads /dev/kmsg: absent in a container whose journal has no kernel
@@ -165,7 +165,7 @@ class KmsgReader:
     it cannot be opened.
     """
 
-    def __init__(self, path: str = PATH, *, from_start: bool = False) -> None:
+    def __init__(self, path: str = _KMSG, *, from_start: bool = False) -> None:
         self.lost = 0
         self._clock = LogClock()
         self._boot_id = boot_id()
@@ -192,7 +192,7 @@ class KmsgReader:
         raws: list[Raw] = []
         while len(raws) < RECORDS_A_READ:
             try:
-                data = os.read(self._fd, RECORD_BYTES)
+                data = os.read(self._fd, _RECORD_BYTES)
             except BlockingIOError:
                 break
             except OSError as error:

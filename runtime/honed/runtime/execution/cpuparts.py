@@ -296,10 +296,10 @@ RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # Specialis
 
 
 class TailPartitions:
-    """The partitions of one model that run after all its steps; without any, it computes nothing."""
+    """The partitions of one model that run after all its steps, if any do."""
 
     def __init__(self, model: CompiledModel, parts: LoadedPartitions) -> None:
-        """Set up the tail of a model that has partitions, `parts` when loaded."""
+        """Set up the tail of a model whose partitions are loaded as `parts`."""
         assert model.split is not None
         self._parts = parts
         self._split = model.split

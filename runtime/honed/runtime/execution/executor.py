@@ -53,14 +53,14 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     builder: ThreadPoolExecutor | None = None,
     progress: Progress = lambda _, __: None,
-    parts: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
+    part_process: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
 ) -> Executor:
     """Return the model in a `.honed` file, ready to `run` on `device`.
 
     `device` is a Device, or a spec as for `devices.select`. `cache_dir` keeps compiled programs between
     processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
-    called with the number built and the number of all. `parts` returns the process for partitions that the
-    CPU engine runs: by default, a model with partitions starts one of its own. Raises NotFound,
+    called with the number built and the number of all. `part_process` returns the process for partitions
+    that the CPU engine runs: by default, a model with partitions starts one of its own. Raises NotFound,
     ModelFileError, DeviceError, or ModelRefused if the CPU engine cannot run a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
@@ -70,7 +70,7 @@ def load(
         cache_dir=Path(cache_dir) if cache_dir else None,
         builder=builder,
         progress=progress,
-        parts=parts,
+        part_process=part_process,
     )
 
 
@@ -149,7 +149,7 @@ class Executor:
         cache_dir: Path | None = None,
         builder: ThreadPoolExecutor | None = None,
         progress: Progress = lambda _, __: None,
-        parts: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
+        part_process: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
     ) -> None:
         """Build, allocate, upload, prepare and bind; raise as `load` does."""
         self.file = file
@@ -178,7 +178,7 @@ class Executor:
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
             for n in range(len(file.model.forms))
         ]
-        self._parts = parts().open(file) if file.model.split is not None else None
+        self._parts = part_process().open(file) if file.model.split is not None else None
         self._tail = TailPartitions(file.model, self._parts) if self._parts is not None else None
         self.observed: tuple[ObservedSizes, ...] = ()  # Sizes that the tail observed in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
@@ -294,7 +294,7 @@ class Executor:
     def _run_form(self, number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.forms[number].run(inputs)
 
-    def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
+    def _time_behind(self, tail: TailPartitions, timeline: Timeline, *given: Mapping[str, Array]) -> None:
         """Run the tail, and note when partitions and size specialisations ran."""
         began = time.perf_counter()
 
@@ -306,8 +306,7 @@ class Executor:
             timeline.host.append(HostCallTiming(COMPILED_PART, start, began))
             return made
 
-        assert self._tail is not None
-        self._tail.run(_together(given), run_form)
+        tail.run(_together(given), run_form)
         timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
 
     def _complete(self, inputs: Mapping[str, Array], step_outputs: dict[str, Array]) -> dict[str, Array]:
@@ -330,7 +329,7 @@ class Executor:
             start = time.perf_counter()
             made = self._infer(given, timeline)
             if self._tail is not None and self.model.tail_outputs:
-                self._time_behind(timeline, made, inputs)
+                self._time_behind(self._tail, timeline, made, inputs)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)

@@ -42,7 +42,7 @@ _IMPURE: Final = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUn
 
 
 def with_room(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
-    """Return a checked decoder with the input ROWS_MASK, which `shapes` have; one that has it unchanged.
+    """Return a checked decoder with the input ROWS_MASK, which it may have already; `shapes` must have it.
 
     Raises ModelRefused where honed does not understand how the model depends on the length of its state.
     """

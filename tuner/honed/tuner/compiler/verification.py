@@ -43,7 +43,7 @@ def open_executor(model: CompiledModel, constants: Mapping[int, np.ndarray], dev
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
         parts = partial(CpuPartitionProcess, PartLimits(memory_mib=PROVING_MIB))
-        return Executor(modelfile.read(path, verify=False), device, parts=parts)
+        return Executor(modelfile.read(path, verify=False), device, part_process=parts)
 
 
 def run_model(

@@ -1,4 +1,4 @@
-"""Verdicts and records as dataclasses. Times are seconds; dates seconds since 1970."""
+"""Verdicts and records, as enumerations and dataclasses. Times are seconds; dates seconds since 1970."""
 
 from __future__ import annotations
 

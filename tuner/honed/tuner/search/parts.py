@@ -544,10 +544,10 @@ def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: Ske
     set_private(schedule, block)
 
 
-# Sizes of groups that keep a Mali's cores busy.
+# ---- Groups that keep a Mali's cores busy ----
 
-_CORES, WARP = 4, 16
-LINE = 64  # Bytes
+_CORES, WARP = 4, 16  # Those of a Mali-G610, and work-items of a warp
+LINE = 64  # Bytes of a cache line
 _GROUP = 64  # Work-items of a group, where cores stay equally busy
 
 

@@ -565,7 +565,7 @@ def on_device(
 
 
 class SessionResources:
-    """A context manager; everything is closed and every child ended afterwards."""
+    """The device or bench, records and children of a session: a context manager, which ends them all."""
 
     def __init__(
         self,

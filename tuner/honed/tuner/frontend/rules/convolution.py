@@ -1,4 +1,4 @@
-"""Rewriting rules of convolutions, with explicit padding."""
+"""Rewriting rules of convolutions, with explicit padding, and of Col2Im, a transposed one."""
 
 from __future__ import annotations
 
