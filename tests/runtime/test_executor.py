@@ -28,6 +28,7 @@ from tests.daemon.running import DEADLINE, memory
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
 X = np.arange(8, dtype=np.float32)
+LEAK = 300 << 10  # Bytes by which 3,000 runs grow a process, if each keeps an event or an array
 
 
 @pytest.fixture
@@ -461,13 +462,14 @@ def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
     with loaded(b, either, tmp_path) as executor:
         for _ in range(1000):
             executor.run({"x": x})
-        grown = []
-        for _ in range(3):  # what else is in the process may grow once
+        grown: list[int] = []
+        # What else is in the process may grow now and then; a leak grows each time.
+        while len(grown) < 10 and min(grown, default=LEAK) >= LEAK:
             before = memory(os.getpid())
             for _ in range(3000):
                 executor.run({"x": x})
             grown.append(memory(os.getpid()) - before)
-    assert min(grown) < 300 << 10, grown  # an event or an array kept per inference would be more
+    assert min(grown) < LEAK, grown
 
 
 @pytest.mark.slow
