@@ -266,8 +266,7 @@ class Changes:
         async def turn() -> None:
             async with self.commits.turn:
                 await work
-            if self.checks.under_way:
-                self.checks.sweep()
+            self.checks.sweep()
 
         await to_its_end(turn())
 

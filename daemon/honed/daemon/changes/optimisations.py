@@ -43,13 +43,13 @@ class OptimisationChecks:
         self._registry = registry
         self._pool = pool
         self._turn = asyncio.Lock()
-        self.under_way: dict[str, asyncio.Task[None]] = {}  # Checks by key of the source
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # Checks by key of the source
         self._restoring: asyncio.Task[None] | None = None
 
     def begin(self, manifest: Manifest) -> None:
         """Start the check of a model served by the CPU engine, or reuse the result for its file."""
         key, cpu = manifest.source_key, self._pool.cpu_for(manifest.owner)
-        if manifest.interface is None or cpu is None or key in self.under_way:
+        if manifest.interface is None or cpu is None or key in self._under_way:
             return
         known = self._registry.optimisation(key)
         again = False
@@ -58,14 +58,14 @@ class OptimisationChecks:
             again = known.level != LOWEST or (known.why == NO_COMPILER and places.compiler())
         if known is None or again:
             task = asyncio.ensure_future(self._check(manifest, key, cpu))
-            self.under_way[key] = task
+            self._under_way[key] = task
             task.add_done_callback(lambda done: self._finish(key, done))
         elif manifest.optimisation != known:
             self._pool.handle(OptimisationChecked(key, known))
 
     async def wait_for_result(self, manifest: Manifest) -> OptimisationCheck | None:
         """Return the result of the check of a model's file, after one in progress; None if there was none."""
-        task = self.under_way.get(manifest.source_key)
+        task = self._under_way.get(manifest.source_key)
         if task is not None:
             await asyncio.wait([task])
         return self._registry.optimisation(manifest.source_key)
@@ -81,14 +81,14 @@ class OptimisationChecks:
     def sweep(self) -> None:
         """Cancel the checks of files that no model has any more."""
         keys = {manifest.source_key for manifest in self._registry.manifests()}
-        for key, task in self.under_way.items():
+        for key, task in self._under_way.items():
             if key not in keys:
                 task.cancel()
 
     async def close(self) -> None:
         """Cancel all checks in progress."""
         await cancel_all(
-            *self.under_way.values(), *([self._restoring] if self._restoring is not None else ())
+            *self._under_way.values(), *([self._restoring] if self._restoring is not None else ())
         )
 
     async def _restore(self) -> None:
@@ -107,7 +107,7 @@ class OptimisationChecks:
         await asyncio.gather(*map(come, owners))
 
     def _finish(self, key: str, task: asyncio.Task[None]) -> None:
-        del self.under_way[key]
+        del self._under_way[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("how far ONNX Runtime may optimise a model was not checked", exc_info=error)
 

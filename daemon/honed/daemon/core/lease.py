@@ -134,7 +134,7 @@ class Lease:
         self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
         self._waiting: dict[int, float] = {}  # Bounds of waiting tuners in seconds, in order of request
-        self.idle = False  # By the latest readings, unless a request came since, the first of which is `_why`
+        self._idle = False
         self._why = "the machine's signals were not read yet"
 
     @property
@@ -156,7 +156,7 @@ class Lease:
         """The reason why a tuner that asks now would not get the lease; "" if it would."""
         if self.held is not None:
             return "another tuner has the lease"
-        return "" if self.idle else self._why
+        return "" if self._idle else self._why
 
     def seconds(self, now: float) -> float:
         """Return the total time that the lease was held, in seconds."""
@@ -195,7 +195,7 @@ class Lease:
 
     def request(self, why: str, now: float) -> list[Action]:
         """Revoke the lease for a request; the machine is not idle until new readings say that it is."""
-        self.idle, self._why = False, why
+        self._idle, self._why = False, why
         if self.held is None:
             return []
         if self.held.request is None:
@@ -204,7 +204,7 @@ class Lease:
 
     def readings(self, idle: bool, why: str, now: float) -> list[Action]:
         """Grant or revoke the lease by the latest readings; `why` says why the machine is not idle."""
-        self.idle, self._why = idle, why
+        self._idle, self._why = idle, why
         return self._grant(now) if idle else self._revoke(why, now)
 
     def tick(self, now: float) -> list[Action]:
@@ -223,7 +223,7 @@ class Lease:
         return self.held.revoked + self.held.bound
 
     def _grant(self, now: float) -> list[Action]:
-        if self.held is not None or not self.idle or not self._waiting:
+        if self.held is not None or not self._idle or not self._waiting:
             return []
         tuner = next(iter(self._waiting))
         bound = self._waiting.pop(tuner)

@@ -183,8 +183,8 @@ class Leasing:
             return False
         now = time.monotonic()
         self._activity.begin(model, now)
-        if self._lease.idle or self._lease.held is not None:
-            self._perform(self._lease.request(f"a request for {model} came", now))
+        if actions := self._lease.request(f"a request for {model} came", now):
+            self._perform(actions)
         return True
 
     def request_finished(self, model: str) -> None:

@@ -147,19 +147,19 @@ class Api:
         except strict.SchemaError as error:
             raise InvalidArgument(f"{error}; see docs/protocol.md for what this method takes") from error
         call = MethodCall(connection=connection, msgid=request.msgid, descriptors=request.descriptors)
-        name = getattr(parsed, field) or "" if field is not None else ""
-        own = bool(name) and is_own(name)
-        if not own and right is not Permission.OWN:
+        name = getattr(parsed, field) if field is not None else None
+        own = name if name is not None and is_own(name) else None
+        if own is None and right is not Permission.OWN:
             return handler(call, parsed)
-        entry = self.registry.find(model_of(name)) if own else None
+        entry = self.registry.find(model_of(own)) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
         if right is Permission.OWN and owner != peer.uid:
             self.policy.check(peer, Permission.CHANGE, method)
         viewer = self.policy.viewer(peer)
         # An unused name may belong to another user by the time the handler runs.
-        if field is None or not own or viewer.all or (entry is not None and viewer.sees(owner)):
+        if field is None or own is None or viewer.all or (entry is not None and viewer.sees(owner)):
             return handler(call, parsed)
-        return self._as_nobodys(handler, call, parsed, field, name)
+        return self._as_nobodys(handler, call, parsed, field, own)
 
     async def _as_nobodys(
         self, handler: Handler[P, R], call: MethodCall, params: P, field: str, name: str

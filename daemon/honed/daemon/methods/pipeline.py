@@ -203,15 +203,13 @@ class InferencePipeline:
         """
         check_compiled(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
-        regions, limits, keep = call.connection.regions, self.limits, self.usage_log.settings.keep_inputs
+        regions, most = call.connection.regions, self.limits.max_answer_bytes
+        keep = self.usage_log.settings.keep_inputs
 
         def check() -> InferencePlan:
-            most = limits.max_answer_bytes
             return plans.check(call.params, compiled, given, regions, max_bytes=most, keep=keep)
 
-        # The most bytes of an answer follow from those of a message.
-        depends = compiled, given, limits.max_message_bytes, keep, regions.changes
-        plan = call.compute_once(runner.name, depends, check)
+        plan = call.compute_once(runner.name, (compiled, given, most, keep, regions.changes), check)
         plan.check_data(call.data)
         return plan
 
