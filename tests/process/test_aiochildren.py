@@ -55,6 +55,15 @@ def test_a_worker_that_ends_for_nothing_is_replaced_more_and_more_slowly() -> No
     assert not restarts.failing
 
 
+def test_only_two_starts_in_a_row_without_success_are_failing() -> None:
+    restarts = RestartPolicy()
+    restarts.delay_after(ready=True, lived=1.0)
+    restarts.delay_after(ready=False, lived=0.1)
+    assert not restarts.failing, "killed once, and once more while it started again"
+    restarts.delay_after(ready=False, lived=0.1)
+    assert restarts.failing
+
+
 def test_delays_before_a_restart() -> None:
     assert [restart_delay(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.0, 0.5, 1.0, 2.0]
     assert restart_delay(100) == 30.0

@@ -194,7 +194,6 @@ async def run(
 
 HEALTHY_SECONDS = 60.0  # A child that lived longer did not fail at starting
 _LONGEST_DELAY_SECONDS = 30.0
-_FAILURES = 1  # Failures in a row that do not count as failing yet
 
 
 class RestartPolicy:
@@ -208,7 +207,8 @@ class RestartPolicy:
     def __init__(self, least: float = 0.0) -> None:
         self._least = least
         self._failures = 0  # Failures in a row
-        self.failing = False  # The last child did not become ready, and was not the first failure in a row
+        self._ready = True  # The last child became ready, or there was none
+        self.failing = False  # The last two children did not become ready
 
     def delay_after(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
         """Return the delay in seconds after a child that lived `lived` seconds; `ready`: it could be used."""
@@ -218,7 +218,8 @@ class RestartPolicy:
             self._failures = 1
         else:
             self._failures += 1
-        self.failing = not ready and self._failures > _FAILURES
+        self.failing = not (ready or self._ready)
+        self._ready = ready
         return max(self._least, restart_delay(self._failures))
 
 

@@ -116,6 +116,37 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
     assert order == ["begun", "told", "ended", "begun"]
 
 
+def test_a_worker_killed_while_it_starts_tells_how_it_ended(cache_dir: Path) -> None:
+    """The engine is failing from the second one in a row on, and no longer once one is ready."""
+
+    async def go() -> list[tuple[str, bool]]:
+        kept = Kept(cache_dir)
+        worker, ends = kept.supervisor, []
+
+        def note(event: WorkerReady | WorkerLost) -> None:
+            if isinstance(event, WorkerReady):
+                ready.set()
+            else:
+                ends.append((event.reason, event.failed))
+
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(worker.run(note))
+        try:
+            for starts in (1, 2):
+                while not (worker.starts == starts and worker.pid):
+                    await asyncio.sleep(0.001)
+                os.kill(worker.pid, signal.SIGKILL)
+            async with asyncio.timeout(SECONDS):
+                await ready.wait()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        return ends
+
+    reason = "it was ended by signal SIGKILL"
+    assert asyncio.run(go()) == [(reason, False), (reason, True)]
+
+
 def test_a_call_that_takes_too_long_is_the_cause_and_no_other(cache_dir: Path) -> None:
     """The others under way are told that there is no worker, and are run again."""
 

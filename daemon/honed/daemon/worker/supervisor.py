@@ -95,6 +95,7 @@ async def spawn(
 
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # Time without calls after which a worker is pinged
+_ENDING_SECONDS = 5.0  # Time between the end of a worker's link and that of its process
 _log = logging.getLogger(__name__)
 
 
@@ -178,7 +179,7 @@ class Supervisor:
             try:
                 process, event = await self._start()
             except (OSError, HonedError) as error:
-                self._record_end("not started", str(error))
+                self._record_end("not started", await self._start_failure(error))
             else:
                 ready = True
                 tell(event)
@@ -342,6 +343,14 @@ class Supervisor:
             family=self.profile.rules.family if self.profile is not None else "",
             fingerprint=" / ".join(dataclasses.astuple(found.identity)),
         )
+
+    async def _start_failure(self, error: OSError | HonedError) -> str:
+        """Return why a worker did not start: how it ended, if it died by itself."""
+        if isinstance(error, WorkerDied) and not self._kill_reason and self._process is not None:
+            with contextlib.suppress(TimeoutError):  # Only its link broke
+                async with asyncio.timeout(_ENDING_SECONDS):
+                    return str(await self._process.wait())
+        return self._kill_reason or str(error)
 
     async def _watch(self, process: Child) -> None:
         """Wait for the end of a worker that was ready."""
