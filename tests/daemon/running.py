@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from honed.runtime import Client
-from honed.runtime.errors import DeadlineExceeded, HonedError
+from honed.runtime.errors import HonedError
 
 T = TypeVar("T")
 Made = Callable[[str, Callable[[Path], object]], Path]  # the fixture `made_once`
@@ -65,9 +65,19 @@ class Service:
 
     def hasten(self) -> None:
         """Give what is done in the background as much of the processors as tests have, where permitted."""
+        with contextlib.suppress(psutil.Error):  # the service has ended
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    child.nice(psutil.Process().nice())
+
+    def children(self, word: str) -> list[psutil.Process]:
+        """Its processes, and theirs, with this word in the command line; one may end at any time."""
+        found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.nice(psutil.Process().nice())
+            with contextlib.suppress(psutil.Error):  # it ended just now
+                if word in child.cmdline():
+                    found.append(child)
+        return found
 
     def restart(self) -> None:
         """Start it anew, after `kill`."""
@@ -254,16 +264,19 @@ def wait_for(
     return given
 
 
-def too_late(ask: Callable[[float], object], where: str, timeout: float) -> None:
-    """Asks with a timeout that passes there, as the error says; a busy machine may need a longer one."""
-    told = []
-    for times in (1, 4, 16, 64):
-        with pytest.raises(DeadlineExceeded) as raised:
-            ask(timeout * times)
-        told.append(str(raised.value))
-        if where in told[-1]:
-            return
-    raise AssertionError(f"no deadline passed {where!r}: {told}")
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has, though nobody may have asked for its exit status."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # in between
+        return True
+
+
+def wait_for_end(pid: int) -> None:
+    """Until the process of that number has ended, if it has not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        wait_for(lambda: has_ended(process), f"process {pid} to end")
 
 
 def memory(pid: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 from honed.daemon.changes import compilation
 from honed.jobs.commands import Compile
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
-from tests.daemon.running import DEADLINE, Service, wait_for
+from tests.daemon.running import DEADLINE, Service, has_ended, wait_for
 
 onnx = pytest.importorskip("onnx")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -101,8 +101,7 @@ def test_what_cannot_be_compiled_is_refused_with_reasons(service: Service, tmp_p
 
 
 def compiling(service: Service) -> list[psutil.Process]:
-    children = psutil.Process(service.process.pid).children(recursive=True)
-    return [child for child in children if "honed.tuner" in child.cmdline()]
+    return service.children("honed.tuner")
 
 
 def test_the_compiler_ends_with_its_client(service: Service, tmp_path: Path) -> None:
@@ -115,10 +114,10 @@ def test_the_compiler_ends_with_its_client(service: Service, tmp_path: Path) -> 
     adding = threading.Thread(target=add)
     adding.start()
     # A second look may find the command line empty: the process is about to exec the compiler.
-    (child,) = wait_for(lambda: compiling(service), "the compiler to start", service)
+    found = wait_for(lambda: compiling(service), "the compiler to start", service)
     leaving.close()
     adding.join(DEADLINE)
-    wait_for(lambda: not child.is_running(), "the compiler to end", service)
+    wait_for(lambda: all(map(has_ended, found)), "the compiler to end", service)
     with service.client() as client:
         wait_for(lambda: not client.status()["jobs"], "the addition to end", service)
         assert client.models() == []

@@ -18,7 +18,7 @@ from honed.daemon.store import inspector
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import NO_TUNER, Service, serving, wait_for
+from tests.daemon.running import NO_TUNER, Service, has_ended, serving, wait_for
 from tests.daemon.serving.test_crashes import crashing_model
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import Builder, chain
@@ -49,12 +49,7 @@ def others(service: Service) -> list[psutil.Process]:
     """Processes of workers that do not serve."""
     with service.client() as client:
         serving = client.status()["worker"]["pid"]
-    found = []
-    for child in psutil.Process(service.process.pid).children():
-        with contextlib.suppress(psutil.Error):  # it ended just now
-            if child.pid != serving and "honed.daemon.worker.worker" in child.cmdline():
-                found.append(child)
-    return found
+    return [child for child in service.children("honed.daemon.worker.worker") if child.pid != serving]
 
 
 @pytest.mark.slow
@@ -124,20 +119,10 @@ def test_the_process_that_builds_is_killed_and_the_addition_goes_on(
         assert adding.error is None
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], X)
         assert client.status()["worker"]["pid"] == worker
-    service.process.kill()
-    service.process.wait()
-    wait_for(
-        lambda: not any(child.is_running() for child in adopted(service)), "what it started to end", service
-    )
-
-
-def adopted(service: Service) -> list[psutil.Process]:
-    """Workers whose service is gone."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if str(service.state) in " ".join(process.info["cmdline"] or ())
-    ]
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    assert worker in {child.pid for child in children}
+    service.kill()
+    wait_for(lambda: all(map(has_ended, children)), "what it started to end", service)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.runtime import Client
-from tests.daemon.running import IDLE, Service, wait_for
+from tests.daemon.running import IDLE, Service, has_ended, wait_for
 from tests.daemon.tool.test_tuned import INNER, ROWS, X, write_model
 
 pytest.importorskip("honed.tuner")
@@ -27,11 +26,7 @@ TUNED = IDLE + "[tuner]\nspawn = true\n"
 
 
 def tuner_of(service: Service) -> psutil.Process | None:
-    for child in psutil.Process(service.process.pid).children():
-        with contextlib.suppress(psutil.Error):  # it may have ended
-            if "honed.tuner.service" in child.cmdline():
-                return child
-    return None
+    return next(iter(service.children("honed.tuner.service")), None)
 
 
 def wait_for_tuner_aside(service: Service) -> psutil.Process:
@@ -124,12 +119,16 @@ def test_a_tuner_that_dies_is_started_anew_and_ends_with_the_service(
     start_service: Callable[..., Service],
 ) -> None:
     service = start_service(config=TUNED)
-    wait_for(lambda: tuner_of(service), "the tuner", service)
-    first = tuner_of(service)
+    # A second look may find the command line empty: the process is about to exec the tuner.
+    first = wait_for(lambda: tuner_of(service), "the tuner", service)
     assert first is not None
     os.kill(first.pid, signal.SIGKILL)
-    wait_for(lambda: (t := tuner_of(service)) and t.pid != first.pid, "another tuner", service)
-    second = tuner_of(service)
+
+    def another() -> psutil.Process | None:
+        found = tuner_of(service)
+        return found if found is not None and found.pid != first.pid else None
+
+    second = wait_for(another, "another tuner", service)
     assert second is not None
     service.kill()
-    wait_for(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, "its end", service)
+    wait_for(lambda: has_ended(second), "its end", service)

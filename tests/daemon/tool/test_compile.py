@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from honed.tool.main import main
+from tests.daemon.running import wait_for_end
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,11 +134,7 @@ def test_a_compiler_that_takes_too_long_is_stopped_with_its_children(
     status, _, err = compile_x(capsys, "--time-limit", "10")
     assert status == 1
     assert "longer than 10 s" in err.splitlines()[-1]
-    helper = Path(f"/proc/{err.split()[3]}/stat")
-    until = time.monotonic() + 10
-    while helper.exists() and helper.read_text().rpartition(")")[2].split()[0] not in "ZX":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for_end(int(err.split()[3]))
 
 
 def test_a_compiler_without_bounds_meets_the_memory_limit(

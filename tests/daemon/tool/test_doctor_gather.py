@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from honed.machine import vendors
 from honed.tool.doctor import gather, probe
 from honed.tool.doctor.gather import explain, read_daemon, read_machine, read_names
+from tests.daemon.running import wait_for_end
 
 from .doctor_trees import POCL, RUSTICL, Answers, Tree, kbase, opencl, panthor, pc
 
@@ -178,10 +178,7 @@ def test_a_driver_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None
     answer = probe.ask(["platforms"], stub(tmp_path, body), deadline=10)
     assert answer.ended == "hung"
     assert "within 10 s" in answer.error
-    until = time.monotonic() + 10
-    while _runs(int(marker.read_text())):
-        assert time.monotonic() < until, "the driver's child is still there"
-        time.sleep(0.01)
+    wait_for_end(int(marker.read_text()))
 
 
 def test_a_driver_that_prints_on_stdout_does_not_disturb(tmp_path: Path) -> None:
@@ -192,13 +189,6 @@ def test_a_driver_that_prints_on_stdout_does_not_disturb(tmp_path: Path) -> None
     )
     listed = probe.list_platforms(stub(tmp_path, body))
     assert (listed.ended, listed.platforms, listed.error) == ("ok", (), "")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_service_that_is_not_there(tmp_path: Path) -> None:

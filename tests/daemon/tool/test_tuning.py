@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from honed.protocol.results import ModelPublished
 from honed.tool.commands.tasks import origin
 from honed.tool.commands.tuning import result_text
 from tests.daemon.conftest import SIZE, Hone
-from tests.daemon.running import Service, serving
+from tests.daemon.running import DEADLINE, Service, serving, wait_for_end
 from tests.daemon.stubs import StubTuner, write_from
 from tests.runtime.builder import Builder, chain
 
@@ -360,7 +359,7 @@ def test_one_signal_uses_what_was_found(
         assert process.stderr is not None
         until(process.stderr, "3 trials")
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0
     assert "stopping after this candidate; Ctrl-C again to abort" in err
     document = json.loads(out)
@@ -383,11 +382,11 @@ def test_two_signals_abort(stub: StubTuner, tuning_service: Service) -> None:
         process.send_signal(signal.SIGINT)
         until(process.stderr, "stopping after")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     np.testing.assert_array_equal(answers(tuning_service), before)
-    gone(pid)
+    wait_for_end(pid)
 
 
 @pytest.mark.usefixtures("hone")
@@ -397,7 +396,7 @@ def test_a_child_that_was_not_ready_to_be_stopped(stub: StubTuner, tuning_servic
         assert process.stderr is not None
         until(process.stderr, "import")
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     assert "Traceback" not in err
 
@@ -440,14 +439,6 @@ def until(stream: Any, text: str) -> str:
         if text in line:
             return str(line)
     raise AssertionError(f"{text!r} was not said")
-
-
-def gone(pid: int) -> None:
-    end = time.monotonic() + 10
-    stat = Path(f"/proc/{pid}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
