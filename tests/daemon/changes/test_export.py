@@ -37,8 +37,8 @@ def test_a_compiled_model_comes_back_as_it_was(client: Client, service: Service,
             os.write(given.compiled.fileno(), b"x")
     for _ in range(20):
         client.export("small").close()
-    assert descriptors(os.getpid()) == before[0]
-    wait_for(lambda: descriptors(service.process.pid) == before[1], "the service to close its descriptors")
+    assert descriptors(os.getpid()) <= before[0]
+    wait_for(lambda: descriptors(service.process.pid) <= before[1], "the service to close its descriptors")
     with pytest.raises(NotFound):
         client.export("nope")
 
@@ -65,7 +65,7 @@ def test_descriptors_stay_with_their_answer(service: Service, small_model: Path)
         for thread in threads:
             thread.join()
         assert not failures
-        assert descriptors(os.getpid()) == before
+        assert descriptors(os.getpid()) <= before
 
     async def run() -> None:
         async with AsyncClient(service.socket) as client:
@@ -83,7 +83,7 @@ def test_descriptors_stay_with_their_answer(service: Service, small_model: Path)
 
     before = descriptors(os.getpid())
     asyncio.run(run())
-    assert descriptors(os.getpid()) == before
+    assert descriptors(os.getpid()) <= before
 
 
 def test_an_answer_that_comes_too_late_is_closed(service: Service) -> None:
@@ -98,7 +98,7 @@ def test_an_answer_that_comes_too_late_is_closed(service: Service) -> None:
                 continue
         client.timeout = 60.0
         assert client.live()
-        assert descriptors(os.getpid()) == before
+        assert descriptors(os.getpid()) <= before
 
 
 def test_a_client_that_does_not_read_holds_few_descriptors(service: Service) -> None:
@@ -174,7 +174,7 @@ def test_sources_stay_inside_their_folder(tmp_path: Path) -> None:
         before = descriptors(os.getpid())
         with pytest.raises(Internal):
             open_export(plain, opened())
-        assert descriptors(os.getpid()) == before
+        assert descriptors(os.getpid()) <= before
 
 
 def test_sources_are_saved_with_their_external_data(tmp_path: Path) -> None:
