@@ -17,12 +17,13 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
-from tests.daemon.running import IDLE, NO_TUNER, Made, Service, serving, state_with, wait_for
+from tests.daemon.running import DEADLINE, IDLE, NO_TUNER, Made, Service, serving, state_with, wait_for
 
 from .lease_holder import Tuner
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = {"x": np.ones(SIZE, np.float32)}
+LEASED = IDLE + f"max_candidate_seconds = {DEADLINE:g}\n"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def service(
 ) -> Iterator[Service]:
     """For all tests here, whose tuners are gone when they end."""
     stored = state_with(made_once, small_model, cache_dir)
-    with serving(tmp_path_factory, cache_dir, config=IDLE, stored=stored) as running:
+    with serving(tmp_path_factory, cache_dir, config=LEASED, stored=stored) as running:
         yield running
 
 
@@ -47,11 +48,11 @@ def test_only_who_may_change_models_may_ask() -> None:
 def test_a_request_comes_first_and_the_lease_comes_back(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with service.client() as client, Tuner(service.socket, 3.0) as tuner:
+    with service.client() as client, Tuner(service.socket, DEADLINE) as tuner:
         assert tuner.do("wait 60") == {"granted": True, "may": True, "why": ""}
         held = lease(client)
         assert (held["state"], held["holder"]["pid"]) == ("granted", tuner.process.pid)
-        assert held["holder"]["candidate_seconds"] == 3.0
+        assert held["holder"]["candidate_seconds"] == DEADLINE
         released, revoked, granted = held["release"]["count"], held["revoked"], held["granted"]
         tuner.say("until revoked")
         client.infer("small", X)
@@ -111,7 +112,7 @@ def test_a_tuner_that_stays_is_named_and_requests_go_on(
 def test_a_busy_machine_grants_nothing_until_it_is_idle(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    busy = IDLE + "enabled = false\n" + NO_TUNER
+    busy = LEASED + "enabled = false\n" + NO_TUNER
     service.configure(busy)
     with service.client() as client, Tuner(service.socket, 1.0) as tuner:
         refused = tuner.do("wait 0.1")
@@ -124,7 +125,7 @@ def test_a_busy_machine_grants_nothing_until_it_is_idle(
         text = capsys.readouterr().out
         assert "switched off" in " ".join(text.split())
         assert any(line.split()[:1] == ["load"] for line in text.splitlines())
-        service.write_configuration(IDLE + NO_TUNER)
+        service.write_configuration(LEASED + NO_TUNER)
         tuner.say("wait 60")
         with Raw(service.socket) as raw:
             assert raw.call("ConfigReload", {})[2] is None
@@ -134,14 +135,14 @@ def test_a_busy_machine_grants_nothing_until_it_is_idle(
         service.write_configuration(busy)
         service.process.send_signal(signal.SIGHUP)
         assert "switched off" in tuner.hear()["why"]
-    service.configure(IDLE + NO_TUNER)
+    service.configure(LEASED + NO_TUNER)
 
 
 def test_bounds_that_are_not_allowed(service: Service) -> None:
-    for bound in (0.0, -1.0, 10.5, float("nan"), float("inf")):
+    for bound in (0.0, -1.0, DEADLINE + 0.5, float("nan"), float("inf")):
         with (
             LeaseHolder(bound, socket=service.socket) as holder,
-            pytest.raises(InvalidArgument, match=r"candidate_seconds is .* at most 10$"),
+            pytest.raises(InvalidArgument, match=rf"candidate_seconds is .* at most {DEADLINE:g}$"),
         ):
             holder.wait_until_granted(1.0)
         assert not holder.may_run()
