@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime.errors import HonedError, PreconditionBroken
+from tests.daemon.changes.test_engines import engine
 from tests.daemon.conftest import Hone
-from tests.daemon.running import NO_TUNER, Service, serving
+from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -85,6 +86,7 @@ def test_a_cache_that_grows_beyond_what_was_compiled_is_answered_rightly(
         shapes = {name: value.shape for name, value in step((0, 0), 1, 0).items() if value.ndim}
         client.add(path, shapes=shapes)
         client.pin("cache", engine="gpu")
+        wait_for(lambda: engine(client, "cache") == "gpu", "the device to have loaded it", service)
 
         def engines(there: tuple[int, ...], total: int) -> dict[str, int]:
             before = figures(service, "cache")
@@ -120,6 +122,7 @@ def test_of_requests_that_run_as_one_only_that_with_other_values_is_refused(
     with service.client() as client:
         client.add(path, shapes={"tokens": (2, 3)})
         client.pin("table", engine="gpu")
+        wait_for(lambda: engine(client, "table") == "gpu", "the device to have loaded it", service)
         client.set("table", max_batch=2, batch_delay_us=10_000_000)
         given = [np.array([[0, 5, 9]]), np.array([[0, 5, 10]])]
 
