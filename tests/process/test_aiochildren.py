@@ -6,16 +6,16 @@ import asyncio
 import sys
 from typing import Any
 
-import psutil
 import pytest
 
 from honed.process.aio import HEALTHY_SECONDS, RestartPolicy, restart_delay, spawn
+from tests.processes import running_children
 
 _WRITES_LATER = "import time; time.sleep(60); print('late')"
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+    return {child.pid for child in running_children()}
 
 
 def test_a_child_ends_when_who_starts_it_is_cancelled_while_its_output_is_connected() -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from honed.process.forked import OWN_MIB, ForkPool
+from tests.daemon.running import DEADLINE
 
 TOOLS = {"twice": lambda number: 2 * number}  # not to be pickled: it is inherited
 
@@ -75,5 +76,5 @@ def test_they_end_with_a_parent_that_is_killed() -> None:
     assert len(children) == 2
     parent.kill()
     parent.wait()
-    gone, alive = psutil.wait_procs(children, timeout=30)
+    gone, alive = psutil.wait_procs(children, timeout=DEADLINE)
     assert (len(gone), alive) == (2, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,6 +39,7 @@ from honed.runtime.execution import cpuparts
 from honed.runtime.execution.cpuparts import CpuPartitionProcess, PartitionsResult, SpecialisedSizes
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.verification import check_behind, check_probe
+from tests.processes import running_children
 
 from .builder import ADD, INCREMENT, Builder
 
@@ -125,7 +127,7 @@ def loaded(b: Builder, device: Device, folder: Path, process: CpuPartitionProces
 
 
 def children() -> list[psutil.Process]:
-    return [c for c in psutil.Process().children(recursive=True) if "honed.cpu.parts" in c.cmdline()]
+    return running_children("honed.cpu.parts", recursive=True)
 
 
 @pytest.fixture
@@ -191,7 +193,11 @@ def test_a_part_that_gives_another_shape_than_it_says_is_an_error(device: Device
 
 @pytest.mark.opencl
 @pytest.mark.parametrize(
-    "data", [b"no ONNX file", *(pytest.param(d, marks=pytest.mark.slow) for d in (b"\0", os.urandom(200)))]
+    "data",
+    [
+        b"no ONNX file",
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (b"\0", random.Random(0).randbytes(200))),
+    ],
 )
 def test_a_part_that_is_no_model_is_refused(device: Device, tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ModelRefused):

@@ -26,6 +26,7 @@ from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import Rooflines, TuningSession
 from honed.tuner.tune.trials import Trials
+from tests.processes import running_children
 
 ROOT = Path(__file__).parents[2]
 ROWS, INNER, OUTER = 64, 128, 256
@@ -124,11 +125,7 @@ class Tuning:
 
     def child(self, module: str) -> psutil.Process | None:
         """Its child that runs `module`; None while there is none."""
-        try:
-            children = psutil.Process(self.process.pid).children()
-            return next((c for c in children if module in c.cmdline()), None)
-        except psutil.Error:
-            return None
+        return next(iter(running_children(module, of=self.process.pid)), None)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import numpy as np
-import psutil
 import pytest
 
 from honed.runtime.errors import InvalidArgument
@@ -14,6 +13,7 @@ from honed.tuner import lightglue
 from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate
+from tests.processes import running_children
 
 from .parsing import parsed
 
@@ -127,7 +127,7 @@ def test_time_is_bounded_and_neither_the_slower_evaluator_nor_a_process_stays(ev
     reason = _failed(evaluate(ENDLESS, [given], EvaluationLimits(seconds=1), evaluators))
     assert "not done after 1 s" in reason
     assert [name for name in ("onnxruntime", "reference") if name in reason] == evaluators[:1]
-    assert not [c for c in psutil.Process().children() if "evaluator" in " ".join(c.cmdline())]
+    assert not running_children("evaluator")
 
 
 @pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
