@@ -30,6 +30,7 @@ from honed.machine.kernellog.reader import (
     parse_raw,
 )
 from honed.runtime.errors import Unavailable
+from tests.daemon.running import DEADLINE
 from tests.machine.test_kernellog import ORDINARY, ROWS, SAMPLES
 
 REMOTE = next(
@@ -160,7 +161,7 @@ def into_journal(folder: Path, records: Iterable[dict[str, str | bytes]]) -> Pat
 
 def wait_for(reader: KmsgReader | JournalReader, wanted: int, match: str = "") -> list[Record]:
     """Records with `match` in them, read as an event loop would; fails when they do not come."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE
     found: list[Record] = []
     while len(found) < wanted:
         left = deadline - time.monotonic()

@@ -10,6 +10,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.runtime import load
 from honed.runtime.execution import timing
+from tests.daemon.running import wait_for
 from tests.runtime.builder import Builder, add_constant, chain
 
 PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=1.0)
@@ -58,9 +59,14 @@ def test_kernels_make_up_the_whole(device: Device, tmp_path: Path) -> None:
         current = following
     b.copy(current, b.output("y", "float32", (n,)))
     with load(b.write(tmp_path / "m.honed", device.profile), device) as executor:
-        found = [executor.profile({"x": np.ones(n, np.float32)}) for _ in range(5)]
-    assert all(p.sum_us <= p.whole_us for p in found)
-    assert max(p.sum_us / p.whole_us for p in found) > 0.9
+
+        def make_up_the_whole() -> bool:
+            found = executor.profile({"x": np.ones(n, np.float32)})
+            assert found.sum_us <= found.whole_us
+            return found.sum_us / found.whole_us > 0.9
+
+        # A busy machine takes processors away between two kernels, too; kernels left out never make it up.
+        wait_for(make_up_the_whole, "an inference of kernels alone")
 
 
 def test_roofline() -> None:

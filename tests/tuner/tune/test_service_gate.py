@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.errors import PermissionDenied
 from honed.tuner.measure.gate import LeaseGate
+from tests.daemon.running import DEADLINE
 
 
 class StandInLease(LeaseHolder):
@@ -60,7 +60,7 @@ def test_between_candidates_a_revoked_lease_is_given_up_at_once(gate: LeaseGate,
     assert gate.enter()
     gate.leave()
     lease.open = False
-    assert lease.released.wait(10)
+    assert lease.released.wait(DEADLINE)
 
 
 def test_a_candidate_is_finished_first(gate: LeaseGate, lease: StandInLease) -> None:
@@ -68,7 +68,7 @@ def test_a_candidate_is_finished_first(gate: LeaseGate, lease: StandInLease) -> 
     lease.open = False
     assert not lease.released.wait(0.3)
     gate.leave()
-    assert lease.released.wait(10)
+    assert lease.released.wait(DEADLINE)
 
 
 def test_closing_stops_a_session_that_waits(lease: StandInLease) -> None:
@@ -92,7 +92,7 @@ def test_only_time_with_the_lease_counts(lease: StandInLease) -> None:
         now = 4.0
         gate.leave()
         lease.open = False
-        assert lease.released.wait(10)
+        assert lease.released.wait(DEADLINE)
         now = 104.0
         lease.open = True
         assert gate.enter()
@@ -103,13 +103,11 @@ def test_only_time_with_the_lease_counts(lease: StandInLease) -> None:
 
 
 def test_the_watcher_ends_with_the_gate(lease: StandInLease) -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}  # of which some may end meanwhile
     with LeaseGate(lease, seconds=1.0, patience=1.0):
-        pass
-    end = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+        [watcher] = [each for each in threading.enumerate() if each not in before and each.name == "lease"]
+    watcher.join(DEADLINE)
+    assert not watcher.is_alive()
 
 
 def test_closing_takes_no_lock(gate: LeaseGate) -> None:
@@ -117,6 +115,6 @@ def test_closing_takes_no_lock(gate: LeaseGate) -> None:
     closing = threading.Thread(target=gate.close, daemon=True)
     with gate._lock, gate._closed._cond:  # type: ignore[attr-defined]
         closing.start()
-        closing.join(10)
+        closing.join(DEADLINE)
         assert not closing.is_alive()
     assert not gate.enter()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("honed.tuner")
+from tests.daemon.running import DEADLINE
 
 
 def test_it_does_not_wait_for_a_service_that_is_silent(tmp_path: Path) -> None:
@@ -18,11 +19,11 @@ def test_it_does_not_wait_for_a_service_that_is_silent(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))
         listening.listen()
-        listening.settimeout(60)
+        listening.settimeout(DEADLINE)
         command = [sys.executable, "-m", "honed.tuner.service", "--socket", str(tmp_path / "s")]
         with subprocess.Popen(command) as tuner:
             connection, _ = listening.accept()
             with connection:
                 assert connection.recv(1)  # it has asked, and now waits
                 tuner.send_signal(signal.SIGTERM)
-                assert tuner.wait(20) == 0
+                assert tuner.wait(DEADLINE) == 0
