@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -60,14 +62,22 @@ class FarmProcess:
         return self.process.wait(timeout=60)
 
 
+def _free_port() -> int:
+    """A port of this process that is free, below those that the kernel gives to others until it is taken."""
+    for port in itertools.count(10_000 + os.getpid() % 20_000):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
+
+
 class RunningFarm:
     """A scheduler and the workers that were started; a context manager that leaves none behind."""
 
     def __init__(self, folder: Path, certificates: Path, cache_dir: Path) -> None:
         """`certificates` has folders pc and board, as `issue` makes them."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"tls://127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"tls://127.0.0.1:{_free_port()}"
         self.folder, self.certificates, self.cache_dir = folder, certificates, cache_dir
         self.processes: list[FarmProcess] = []
 
