@@ -17,6 +17,7 @@ from honed.tuner.tune import searcher
 from honed.tuner.tune.children import Extract, Propose, Proposed
 from honed.tuner.tune.task import ModelTasks
 
+HANGS_FOR = 1.0  # Seconds that it says it may take; what others propose has its usual time
 _extract = searcher.Searcher.extract
 _propose = searcher.Searcher.propose
 
@@ -48,6 +49,7 @@ def main(how: str, name: str) -> None:
         if how == "dies":
             os.abort()
         if how == "hangs":
+            self.progress(phase="it hangs", seconds=HANGS_FOR)
             threading.Event().wait()
         if how == "lowering-dies":
             return _propose(self, call)
