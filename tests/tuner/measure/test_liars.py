@@ -255,8 +255,13 @@ def test_a_right_kernel_beyond_the_peak_raises_it(
         assert measurer.peaks.raised == ("fp32_gflops",)
 
 
-def test_claims_to_move_more_than_memory_can(judge: Judge, workload: Workload) -> None:
-    found = judge(kinds.DOES_NOTHING, only("possible"), task=replace(workload, flops=0, bytes=64 << 20))
+def test_claims_to_move_more_than_memory_can(
+    judge: Judge, profile: DeviceProfile, workload: Workload
+) -> None:
+    """What would take the device a second at three times its peak, as above."""
+    assert profile.peaks is not None
+    claimed = replace(workload, flops=0, bytes=int(3 * profile.peaks.bandwidth_gbs * 1e9))
+    found = judge(kinds.DOES_NOTHING, only("possible"), task=claimed)
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "GB/s" in found.reason
 
@@ -329,13 +334,14 @@ class InjectedLog:
     """A kernel log in which a fault appears while a candidate runs: made up, as no GPU is there to make one.
 
     With `kmsg` it goes through the real /dev/kmsg, and only the facility, which the kernel gives programs'
-    records, is put right.
+    records, is put right; what else is written there is not its own.
     """
 
     def __init__(self, kmsg: bool = False) -> None:
         self.lost = 0
         self.armed: str | None = None
         self._reads = 0
+        self._written: list[str] = []
         self._kmsg = KmsgReader() if kmsg else None
         self._ends = os.pipe()
 
@@ -353,8 +359,9 @@ class InjectedLog:
             if self._kmsg is None:
                 return [_record(text)]
             Path("/dev/kmsg").write_text(text)
+            self._written.append(text.rstrip("\n"))
         found = self._kmsg.read() if self._kmsg else []
-        return [replace(record, facility=0) for record in found if "CS_FATAL" in record.message]
+        return [replace(record, facility=0) for record in found if record.message in self._written]
 
     def close(self) -> None:
         for end in self._ends:
