@@ -20,6 +20,7 @@ from onnx import helper
 from honed.jobs.events import News, to_map
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
+from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
@@ -30,6 +31,7 @@ from tests.processes import running_children
 
 ROOT = Path(__file__).parents[2]
 ROWS, INNER, OUTER = 64, 128, 256
+LIMITS = MeasureLimits(build_seconds=120.0, run_seconds=10.0)  # for a busy machine
 SEARCHING, MEASURING = "honed.tuner.tune.searcher", "honed.tuner.measure.child"
 
 
@@ -145,7 +147,9 @@ def session(
     """A session in this process, with real records and a real measuring child."""
     with Records.open(records) as opened:
         trials = Trials(
-            lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin, builders=builders),
+            lambda begin: Measurer(
+                spec, profile, LIMITS, kernel_log=kernel_log, begin=begin, builders=builders
+            ),
             opened,
             setup_for(profile.identity),
         )

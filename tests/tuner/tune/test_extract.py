@@ -18,6 +18,7 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.rows import Outcome
 from honed.tuner.tune.extract import extract, product_scale, tolerances, workload, write_sets
+from tests.tuner.running import LIMITS
 from tests.tuner.search.search_functions import dense
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
@@ -66,7 +67,7 @@ def test_what_squashes_long_sums_is_judged_by_their_size(
     task = workload(one.task.key, one.func, one.task.outputs, tmp_path / "sets", 1)
     assert (task.flops, task.bytes) == (one.task.flops, one.task.bytes)
     _, lowered, _ = default_kernels(one.func, "main", target_for(profile), profile)
-    with Measurer(device.spec, profile) as measurer:
+    with Measurer(device.spec, profile, LIMITS) as measurer:
         measurer.load(task)
         verdict = measurer.measure(Candidate.of("default", lowered))
     assert verdict.outcome is Outcome.RIGHT, verdict.reason
