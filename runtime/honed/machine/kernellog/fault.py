@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Literal, cast, get_args
 
 RESOURCE_TERMINATED = 0x0F
 UNRECOVERABLE = 0x41
@@ -107,55 +106,32 @@ class Fault:
     comm: str | None  # Command name of the process
     context: int | None  # Counter of kbase for contexts of the device
     group: int | None  # Handle of the queue group
-    slot: int | None  # Hardware slot of the group or job; -1: on none any more
-    stream: int | None  # Command stream in the group
     address_space: int | None
-    address: int | None  # GPU address that faulted, bytes
-    access: str | None  # Such as "READ" or "WRITE", of a memory fault
-    hang: bool  # Reports no progress in time, rather than something invalid
     consequence: bool  # Consequence of another fault, not a cause
     announces: bool  # Names the owner of the record that follows it
     text: str  # The whole record
-
-
-FieldName = Literal[
-    "tgid", "tid", "comm", "context", "group", "slot", "stream", "address_space", "code", "status", "address",
-    "name", "access",
-]  # fmt: skip
-FIELD_NAMES: Final = get_args(FieldName)
-# Format, where the driver writes it (see `SourceTree.sources`), and the fields, "-" for conversions without
-# one.
-Row = tuple[str, str] | tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class DriverSource:
-    """The place where a driver writes a record: file, function, and the first and last version examined."""
-
-    file: str
-    function: str
-    versions: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A record that begins as printf would write `format`, the driver's own.
 
-    `format` may omit the end. `fields` names the fields of Fault that its conversions become, in order; the
-    status (whose low byte is the code), the code and the address are hexadecimal. `expression` replaces both
-    if they are not precise enough; its named groups are the fields.
+    `format` may omit the end. `source` says where the driver writes it ("FILE FUNCTION VERSIONS; ...", the
+    first and the last version examined). `fields` names the fields of Fault that the conversions become, in
+    order, "-" for those that become none; the status (whose low byte is the code) and the code are
+    hexadecimal. `expression` replaces format and fields if they are not precise enough; its named groups are
+    the fields.
     """
 
-    format: str
-    severity: Severity
     kind: str
-    sources: tuple[DriverSource, ...]
+    severity: Severity
+    format: str
+    source: str
+    fields: str = ""
     _: KW_ONLY
-    fields: tuple[FieldName | None, ...] = ()
     expression: str | None = None
     driver: Driver | None = None  # Driver, if not the table's
     by_code: Mapping[int, Severity] | None = None  # Severity by code, replacing `severity`
-    hang: bool = False
     announces: bool = False  # Names the owner of the record that the driver writes next
     consequence: bool = False
 
@@ -163,40 +139,6 @@ class Pattern:
     def start(self) -> re.Pattern[str]:
         """The expression for the start of the record, after what the driver writes before every message."""
         return _compile_pattern(self.format, self.fields, self.expression)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTree:
-    """The folder of a driver's source files, and the name of its releases."""
-
-    folder: str = ""
-    release: str = ""
-    driver: Driver | None = None  # Driver, if not the table's
-
-    def sources(self, written: str) -> tuple[DriverSource, ...]:
-        """Return the places in files below the folder; `written` holds "FILE FUNCTION VERSIONS; ..."."""
-        places = (place.split(" ", 2) for place in written.split("; "))
-        return tuple(DriverSource(self.folder + f, function, self.release + v) for f, function, v in places)
-
-    def rows(
-        self, kind: str, severity: Severity, **marks: Any
-    ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
-        """Return a function that makes patterns of one kind of record, in the order of matching.
-
-        `marks` are further fields of `Pattern`.
-        """
-        return lambda *rows: tuple(
-            Pattern(
-                format_,
-                severity,
-                kind,
-                self.sources(written),
-                fields=_fields(*names),
-                driver=self.driver,
-                **marks,
-            )
-            for format_, written, *names in rows
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,22 +153,13 @@ class RecordTable:
     inner: str = ""  # Expression for the text before every message
 
 
-def _fields(names: str = "") -> tuple[FieldName | None, ...]:
-    fields = names.split()
-    if unknown := set(fields) - {"-", *FIELD_NAMES}:
-        raise ValueError(f"{', '.join(unknown)}: no field of Fault; the fields are {', '.join(FIELD_NAMES)}")
-    return tuple(cast(FieldName, name) if name != "-" else None for name in fields)
-
-
 def starts(expression: str) -> re.Pattern[str]:
     """Compile an expression for the start of a record: ASCII digits, `^` and `$` at every line."""
     return re.compile(expression, re.ASCII | re.MULTILINE)
 
 
 @cache  # Compiled at first use: of hundreds of rows a machine needs those of its own driver
-def _compile_pattern(
-    written: str, fields: tuple[FieldName | None, ...], expression: str | None
-) -> re.Pattern[str]:
+def _compile_pattern(written: str, fields: str, expression: str | None) -> re.Pattern[str]:
     return starts(_expression(written, fields) if expression is None else expression)
 
 
@@ -237,32 +170,24 @@ _TEXT_CHARACTERS = 100  # Length of a %s or %p; bounded, so that hostile text co
 _DECIMAL = r"-?\d{1,20}"
 
 
-def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
+def _expression(written: str, fields: str) -> str:
     """Return the regular expression for what printf writes with the format `written`."""
-    parts, end, names = [], 0, iter(fields)
+    parts, end, names = [], 0, iter(fields.split())
     for found in _CONVERSION.finditer(written):
         parts.append(re.escape(written[end : found.start()]))
         end = found.end()
-        parts.append(
-            "%" if found[1] == "%" else _conversion(found[1], next(names, None), end == len(written))
-        )
+        parts.append("%" if found[1] == "%" else _conversion(found[1], next(names, "-"), end == len(written)))
     if (left := next(names, None)) is not None:
         raise ValueError(f"{written!r} has no conversion for {left}")
     parts.append(re.escape(written[end:]))
     return "".join(parts) + (r"(?!\w)" if re.search(r"\w\Z", written) else "")
 
 
-def _conversion(conversion: str, name: FieldName | None, last: bool) -> str:
-    """Return the regular expression for one printf conversion, as a group if it has a name."""
-    pointer = "p" in conversion
-    if pointer and name is not None:
-        # The kernel writes hidden pointers as (ptrval).
-        return rf"(?:(?:0x)?(?P<{name}>{_HEX})(?!\w)|\(\w{{1,20}}\))"
-    if pointer or conversion[-1] in "sc":
+def _conversion(conversion: str, name: str, last: bool) -> str:
+    """Return the regular expression for one printf conversion, as a group unless its name is "-"."""
+    before, inner = "", _DECIMAL
+    if "p" in conversion or conversion[-1] in "sc":
         inner = rf"[^\n]{{0,{_TEXT_CHARACTERS}}}" + ("" if last else "?")
     elif conversion[-1] in "xX":
-        padding = r" {0,20}" if _PADDED.match(conversion) else ""
-        return rf"{padding}(?:0x)?" + (rf"(?P<{name}>{_HEX})" if name is not None else _HEX)
-    else:
-        inner = _DECIMAL
-    return inner if name is None else f"(?P<{name}>{inner})"
+        before, inner = (r" {0,20}" if _PADDED.match(conversion) else "") + "(?:0x)?", _HEX
+    return before + (inner if name == "-" else f"(?P<{name}>{inner})")

@@ -20,7 +20,6 @@ from .fault import (
 # Lines inside a record, the same in all of Arm's drivers.
 _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1,8})(?: \(([^)\n]*)\))?")
 _MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
-_ACCESS: Final = starts(r"^access type 0x[0-9A-Fa-f]{1,8}: (\w{1,40})")
 _THREAD: Final = starts(r"^pid: (\d{1,10})$")
 _RECORD_BYTES: Final = 8192  # Longest text of /dev/kmsg; the rest is ignored
 
@@ -67,7 +66,7 @@ def _fault(message: str, match: MatchedRow) -> Fault:
     pattern, driver, groups = match.pattern, match.driver, match.match.groupdict()
     code, name, meaning = _exception(message, groups)
     by_code = pattern.by_code or {}
-    access, thread = _ACCESS.search(message), _THREAD.search(message)
+    thread = _THREAD.search(message)
     return Fault(
         driver=driver,
         device=groups.get("device") or match.device,
@@ -81,12 +80,7 @@ def _fault(message: str, match: MatchedRow) -> Fault:
         comm=groups.get("comm"),
         context=_decimal(groups.get("context")),
         group=_decimal(groups.get("group")),
-        slot=_decimal(groups.get("slot")),
-        stream=_decimal(groups.get("stream")),
         address_space=_decimal(groups.get("address_space")),
-        address=_hexadecimal(groups.get("address")),
-        access=access[1] if access else _upper(groups.get("access")),
-        hang=pattern.hang,
         consequence=pattern.consequence or (code in CONSEQUENCES and driver is not Driver.NVIDIA),
         announces=pattern.announces,
         text=message.rstrip("\n"),
@@ -107,16 +101,12 @@ def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None,
     return code, name, None if code is None else EXCEPTIONS.get(code)
 
 
-def _upper(text: str | None) -> str | None:
-    return None if text is None else text.upper()
-
-
 def _decimal(text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
 def _hexadecimal(text: str | None) -> int | None:
-    return None if text is None else int(text.replace("_", ""), 16)
+    return None if text is None else int(text, 16)
 
 
 def _choice(words: list[str]) -> str:
