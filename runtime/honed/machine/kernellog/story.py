@@ -8,7 +8,7 @@ records name, or else what ran at that time. Both are pure: times are parameters
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -43,18 +43,11 @@ class FaultIncident:
     severity: Severity  # Severity of the worst record
     tgid: int | None
     tid: int | None
-    context: int | None
-    group: int | None
 
     @property
     def first_s(self) -> float:
         """The time of its first record, seconds of CLOCK_MONOTONIC."""
         return self.seen[0].monotonic_s
-
-    @property
-    def last_s(self) -> float:
-        """The time of its last record, seconds of CLOCK_MONOTONIC."""
-        return self.seen[-1].monotonic_s
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -76,19 +69,17 @@ class FaultIncident:
         return fault.consequence or (paged and _is_stream_bus_fault(fault))
 
 
-def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultIncident]:
+def group(seen: Iterable[DatedFault]) -> list[FaultIncident]:
     """Return one incident per (process, context, queue group) and span of time, sorted by start.
 
-    `threads` maps threads (tid) that the caller knows to processes (tgid), in the initial pid namespace; it
-    joins a page fault, which names a thread, to the queue faults of its process if several fault at once. A
-    record that names no owner joins the only incident of its device at that time, or the one whose owner the
-    driver announced just before; if several could own it, it is an incident of its own.
+    A record that names no owner joins the only incident of its device at that time, or the one whose owner
+    the driver announced just before; if several could own it, it is an incident of its own.
     """
     drafts: list[_StoryDraft] = []
     growing: list[_StoryDraft] = []
     for item in sorted(seen, key=lambda one: one.monotonic_s):
         growing = [draft for draft in growing if item.monotonic_s - draft.last_s <= RESET_QUIET_S]
-        draft = _home(growing, item, threads or {})
+        draft = _home(growing, item)
         if draft is None:
             draft = _StoryDraft()
             drafts.append(draft)
@@ -147,14 +138,6 @@ class _StoryDraft:
     def ends_context(self) -> bool:
         return any(s.fault.severity is Severity.CONTEXT for s in self.seen)
 
-    def has_thread(self, tid: int, threads: Mapping[int, int]) -> bool:
-        tgid = self.first_value("tgid")
-        return self.first_value("tid") == tid or (tgid is not None and tgid in (tid, threads.get(tid)))
-
-    def has_thread_of(self, tgid: int, threads: Mapping[int, int]) -> bool:
-        tid = self.first_value("tid")
-        return tid is not None and tgid in (tid, threads.get(tid))
-
     def story(self) -> FaultIncident:
         worst = max((s.fault.severity for s in self.seen), key=lambda severity: severity.rank)
         drivers = [s.fault.driver for s in self.seen]
@@ -165,20 +148,19 @@ class _StoryDraft:
             severity=worst,
             tgid=self.first_value("tgid"),
             tid=self.first_value("tid"),
-            context=self.first_value("context"),
-            group=self.first_value("group"),
         )
 
 
-def _home(growing: list[_StoryDraft], item: DatedFault, threads: Mapping[int, int]) -> _StoryDraft | None:
+def _home(growing: list[_StoryDraft], item: DatedFault) -> _StoryDraft | None:
     """Return the incident in `growing` that `item` belongs to, or None."""
     fault = item.fault
     near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]
     near.sort(key=lambda draft: draft.last_s, reverse=True)
     if fault.tgid is not None:
-        return _home_of_process(near, fault, fault.tgid, threads)
+        return _home_of_process(near, fault, fault.tgid)
     if fault.tid is not None:
-        return _home_of_thread(near, fault.tid, threads)
+        mine = [draft for draft in near if fault.tid in (draft.first_value("tid"), draft.first_value("tgid"))]
+        return mine[0] if mine else _only([draft for draft in near if draft.first_value("tid") is None])
     if near and near[0].seen[-1].fault.announces:
         return near[0]
     fitting = [draft for draft in near if draft.agrees(fault, "group", "address_space")]
@@ -186,9 +168,7 @@ def _home(growing: list[_StoryDraft], item: DatedFault, threads: Mapping[int, in
     return _only(latest or fitting)
 
 
-def _home_of_process(
-    near: list[_StoryDraft], fault: Fault, tgid: int, threads: Mapping[int, int]
-) -> _StoryDraft | None:
+def _home_of_process(near: list[_StoryDraft], fault: Fault, tgid: int) -> _StoryDraft | None:
     fitting = [draft for draft in near if draft.agrees(fault, "tgid", "context", "group")]
     named = [draft for draft in fitting if draft.first_value("tgid") == tgid]
     if not named and (fault.consequence or _is_stream_bus_fault(fault)):
@@ -200,26 +180,8 @@ def _home_of_process(
         ]
     if named:
         return named[0]
-    by_thread = [draft for draft in fitting if draft.has_thread_of(tgid, threads)]
-    return by_thread[0] if by_thread else _only([d for d in fitting if _may_belong(d, tgid, threads)])
-
-
-def _home_of_thread(near: list[_StoryDraft], tid: int, threads: Mapping[int, int]) -> _StoryDraft | None:
-    mine = [draft for draft in near if draft.has_thread(tid, threads)]
-    return mine[0] if mine else _only([draft for draft in near if _may_own(draft, tid, threads)])
-
-
-def _may_own(draft: _StoryDraft, tid: int, threads: Mapping[int, int]) -> bool:
-    """Return whether thread `tid` may be of this incident's owner, as nothing contradicts it."""
-    if draft.first_value("tid") is not None:
-        return False
-    return draft.first_value("tgid") is None or tid not in threads
-
-
-def _may_belong(draft: _StoryDraft, tgid: int, threads: Mapping[int, int]) -> bool:
-    """Return whether this incident, which names no process, may be that of process `tgid`."""
-    tid = draft.first_value("tid")
-    return tid is None or threads.get(tid, tgid) == tgid
+    by_thread = [draft for draft in fitting if draft.first_value("tid") == tgid]
+    return by_thread[0] if by_thread else _only(fitting)
 
 
 def _only(drafts: list[_StoryDraft]) -> _StoryDraft | None:
@@ -247,7 +209,6 @@ class Process:
     None if unknown, in a container.
     """
 
-    pid: int  # Number that the caller uses
     ids: frozenset[int] | None
     runs: tuple[GpuRun, ...] = ()
 
@@ -257,45 +218,30 @@ class Certainty(StrEnum):
 
     NAMED = "named"  # Records name one of our processes
     TIMING = "timing"  # Records name no process that we could know; only this one was on the GPU
-    FOREIGN = "foreign"  # Records name a process that is not ours
-    UNKNOWN = "unknown"  # Attributed to nobody, as none or several of our processes were on the GPU
+    UNKNOWN = "unknown"  # Attributed to nobody: a stranger is named, or none or several of ours were there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """The process that caused an incident, and the candidates or requests that may have done so.
-
-    `process` is None unless `certainty` is NAMED or TIMING.
-    """
+    """The candidates or requests of the process that caused an incident, which may have done so."""
 
     certainty: Certainty
-    process: Process | None
-    runs: tuple[GpuRun, ...]
-    reason: str
-
-    @property
-    def run(self) -> GpuRun | None:
-        """The one run that caused it; None if several may have."""
-        return self.runs[0] if len(self.runs) == 1 else None
+    runs: tuple[GpuRun, ...] = ()
 
 
 def attribute(story: FaultIncident, processes: Collection[Process]) -> Attribution:
-    """Return the process among `processes` that caused `story`, what it ran, and how certain that is."""
+    """Return what the process among `processes` that caused `story` ran, and how certain that is."""
     named = {number for number in (story.tgid, story.tid) if number is not None}
     if named:
         owners = [process for process in processes if process.ids is not None and named & process.ids]
         if len(owners) == 1:
-            shown = " and ".join(str(number) for number in sorted(named))
-            return _attribute(Certainty.NAMED, owners[0], story, f"the kernel log names process {shown}")
+            return Attribution(certainty=Certainty.NAMED, runs=_running(owners[0], story))
         if not owners and all(process.ids is not None for process in processes):
-            shown = " and ".join(str(number) for number in sorted(named))
-            return Attribution(
-                certainty=Certainty.FOREIGN,
-                process=None,
-                runs=(),
-                reason=f"the kernel log names process {shown}, which is not one of ours",
-            )
-    return _by_timing(story, processes)
+            return Attribution(certainty=Certainty.UNKNOWN)
+    present = [runs for process in processes if (runs := _running(process, story))]
+    if len(present) == 1:
+        return Attribution(certainty=Certainty.TIMING, runs=present[0])
+    return Attribution(certainty=Certainty.UNKNOWN)
 
 
 def ids_of(pid: int, proc: str | os.PathLike[str] = "/proc") -> frozenset[int] | None:
@@ -334,20 +280,6 @@ def _outermost(statuses: Iterable[str]) -> Iterable[int]:
         for line in status.splitlines():
             if line.startswith("NSpid:"):
                 yield int(line.split()[1])
-
-
-def _by_timing(story: FaultIncident, processes: Iterable[Process]) -> Attribution:
-    present = [process for process in processes if _running(process, story)]
-    if len(present) == 1:
-        return _attribute(Certainty.TIMING, present[0], story, "no other process of ours was on the GPU then")
-    reason = (
-        "several of our processes were on the GPU then" if present else "nothing of ours was on the GPU then"
-    )
-    return Attribution(certainty=Certainty.UNKNOWN, process=None, runs=(), reason=reason)
-
-
-def _attribute(certainty: Certainty, process: Process, story: FaultIncident, reason: str) -> Attribution:
-    return Attribution(certainty=certainty, process=process, runs=_running(process, story), reason=reason)
 
 
 def _running(process: Process, story: FaultIncident) -> tuple[GpuRun, ...]:

@@ -74,7 +74,7 @@ class _Owner:
     runs: list[GpuRun] = field(default_factory=list)
 
     def process(self) -> Process:
-        return Process(pid=self.pid, ids=self.ids, runs=tuple(self.runs))
+        return Process(ids=self.ids, runs=tuple(self.runs))
 
 
 class FaultWatch:
