@@ -25,7 +25,6 @@ from honed.machine.kernellog.reader import (
     JournalReader,
     KmsgReader,
     LogClock,
-    boot_id,
     device_name,
     parse_raw,
 )
@@ -42,7 +41,7 @@ REMOTE = next(
     shutil.which("systemd-journal-remote"),
 )
 MESSAGES = [*(sample["message"] for sample in SAMPLES), *(row.message for row in ROWS), *ORDINARY]
-BOOT = boot_id()
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
 needs_remote = pytest.mark.skipif(
     REMOTE is None, reason="needs systemd-journal-remote to make a journal file"
 )
@@ -62,8 +61,7 @@ def test_records_as_kmsg_escapes_them(message: str) -> None:
     raw = parse_raw(b"4,1234,5678901,-;" + escaped(message) + b"\n SUBSYSTEM=platform\n DEVICE=+platform:x\n")
     assert raw is not None
     assert raw.message == message.rstrip("\n")
-    assert (raw.priority, raw.facility, raw.sequence, raw.stamp_us) == (4, 0, 1234, 5678901)
-    assert raw.fields == {"SUBSYSTEM": "platform", "DEVICE": "+platform:x"}
+    assert (raw.facility, raw.stamp_us, raw.device) == (0, 5678901, "x")
     plain, through = parse(message.rstrip("\n")), parse(raw.message)
     assert through == plain
 
@@ -71,7 +69,7 @@ def test_records_as_kmsg_escapes_them(message: str) -> None:
 def test_kmsg_forms() -> None:
     raw = parse_raw(b"30,7,1,c,caller=T1;a\\x5cb \\xff\n")
     assert raw is not None
-    assert (raw.priority, raw.facility, raw.message) == (6, 3, "a\\b \ufffd")
+    assert (raw.facility, raw.message, raw.device) == (3, "a\\b \ufffd", None)
     assert parse_raw(b"no record") is None
     assert parse_raw(b"") is None
 
@@ -180,7 +178,7 @@ def test_every_record_through_a_real_journal(tmp_path: Path) -> None:
             records = reader.read()
             assert [record.message for record in records] == messages
             assert [parse(record.message) for record in records] == [parse(message) for message in messages]
-            assert all(record.genuine and record.boot_id == BOOT for record in records)
+            assert all(record.genuine for record in records)
             assert records[5].monotonic_s == pytest.approx(50.007)
             assert records[5].realtime_s == pytest.approx(1_700_000_000.005)
             assert reader.read() == []
@@ -204,7 +202,6 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
     assert [record.device for record in records] == ["fb000000.gpu", "1-1", None, None]
     assert [record.genuine for record in records] == [True, True, False, True]
     assert [find_fault(record) is not None for record in records] == [True, False, False, False]
-    assert find_fault(records[2], forged=True) is not None
     assert records[3].message == "mali fb000000.gpu: \ufffd broken text"
 
 
@@ -261,16 +258,14 @@ def test_records_through_the_real_kmsg() -> None:
         assert [record.message for record in records] == [message.rstrip("\n") for message in messages]
         for record, message in zip(records, messages, strict=True):
             assert not record.genuine
-            assert record.priority == 4
-            assert record.boot_id == BOOT
             assert before - 0.5 <= record.monotonic_s <= after
             assert abs(record.realtime_s - time.time()) < 60
             assert find_fault(record) is None
-            fault = find_fault(record, forged=True)
+            fault = parse(record.message, device=record.device)
             assert (fault is None) == (parse(message) is None)
             if fault is not None:
-                assert fault.fault.driver in (Driver.KBASE, Driver.KBASE_JM)
-                assert fault.fault.device == device
+                assert fault.driver in (Driver.KBASE, Driver.KBASE_JM)
+                assert fault.device == device
         assert [record for record in reader.read() if device in record.message] == []
 
 
@@ -279,7 +274,7 @@ def test_program_cannot_pass_for_the_kernel() -> None:
     mark = secrets.token_hex(8)
     with closing(KmsgReader()) as reader:
         write_kmsg(f"mali fb000000.gpu: Reset complete {mark}", priority=0)
-        assert [record.facility for record in wait_for(reader, 1, mark)] == [1]
+        assert [record.genuine for record in wait_for(reader, 1, mark)] == [False]
 
 
 @needs_kmsg
@@ -293,7 +288,7 @@ def test_kmsg_from_its_start_and_from_its_end() -> None:
 
 
 @needs_kmsg
-def test_overwritten_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_goes_on_after_overwritten_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's answer to a reader it has overtaken, without flooding this machine's log."""
     answers: list[bytes | OSError] = [
         b"4,10,1000,-;one\n",
@@ -313,7 +308,6 @@ def test_overwritten_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
         records = reader.read()
         monkeypatch.undo()
         assert [record.message for record in records] == ["one", "two"]
-        assert reader.lost == 4
 
 
 @needs_kmsg
@@ -326,8 +320,7 @@ def test_reader_overtaken_by_a_real_flood() -> None:
         for i in range(20_000):
             write_kmsg(f"honed test filler {i} " + "x" * 800)
         write_kmsg(mark)
-        wait_for(reader, 1, mark)
-        assert reader.lost > 1000
+        assert len(wait_for(reader, 1, mark)) == 1
 
 
 def test_no_kernel_log(tmp_path: Path) -> None:

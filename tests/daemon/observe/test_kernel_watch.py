@@ -30,14 +30,12 @@ OURS, FOREIGN = 1784, 2222
 class Log:
     """In the place of the kernel's: records are there once `write` gave them."""
 
-    lost = 0
-
     def __init__(self) -> None:
         self._out, self._in = os.pipe2(os.O_NONBLOCK)
         self._records: list[Record] = []
         self.closed = False
 
-    def write(self, *messages: str, facility: int = 0) -> None:
+    def write(self, *messages: str, genuine: bool = True) -> None:
         """Written a minute ago, so that no other record can belong to them."""
         long_ago = time.monotonic() - 60
         self._records += [
@@ -45,10 +43,8 @@ class Log:
                 message=message,
                 monotonic_s=long_ago,
                 realtime_s=time.time() - 60,
-                priority=3,
-                facility=facility,
+                genuine=genuine,
                 device=None,
-                boot_id="0" * 32,
             )
             for message in messages
         ]
@@ -107,7 +103,7 @@ def test_records_of_one_fault_are_one(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_a_program_wrote_is_not_believed() -> None:
     log = Log()
-    log.write(XID.format(pid=OURS), facility=1)
+    log.write(XID.format(pid=OURS), genuine=False)
     log.write(XID.format(pid=FOREIGN))
     assert watched(log, 1).figures().counts == {"service": 0, "other": 1, "unknown": 0}
 

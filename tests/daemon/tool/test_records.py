@@ -285,26 +285,20 @@ PAGE_FAULT = Record(
     "pid: 1693",
     monotonic_s=100.0,
     realtime_s=1.7e9,
-    priority=3,
-    facility=0,
+    genuine=True,
     device="fb000000.gpu",
-    boot_id="0" * 32,
 )
 ORDINARY = Record(
     message="usb 1-1: new high-speed USB device number 2",
     monotonic_s=101.0,
     realtime_s=1.7e9 + 1,
-    priority=6,
-    facility=0,
+    genuine=True,
     device=None,
-    boot_id="0" * 32,
 )
 
 
 class Log:
     """A kernel log that holds these records: reading one really needs a GPU that faults."""
-
-    lost = 0
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)

@@ -333,12 +333,11 @@ def test_exhausts_memory(judge: Judge) -> None:
 class InjectedLog:
     """A kernel log in which a fault appears while a candidate runs: made up, as no GPU is there to make one.
 
-    With `kmsg` it goes through the real /dev/kmsg, and only the facility, which the kernel gives programs'
-    records, is put right; what else is written there is not its own.
+    With `kmsg` it goes through the real /dev/kmsg, and only the mark that a program wrote it is taken off;
+    what else is written there is not its own.
     """
 
     def __init__(self, kmsg: bool = False) -> None:
-        self.lost = 0
         self.armed: str | None = None
         self._reads = 0
         self._written: list[str] = []
@@ -361,7 +360,7 @@ class InjectedLog:
             Path("/dev/kmsg").write_text(text)
             self._written.append(text.rstrip("\n"))
         found = self._kmsg.read() if self._kmsg else []
-        return [replace(record, facility=0) for record in found if record.message in self._written]
+        return [replace(record, genuine=True) for record in found if record.message in self._written]
 
     def close(self) -> None:
         for end in self._ends:
@@ -376,10 +375,8 @@ def _record(text: str) -> Record:
         message=text,
         monotonic_s=now,
         realtime_s=time.time(),
-        priority=4,
-        facility=0,
+        genuine=True,
         device="fb000000.gpu",
-        boot_id="0" * 32,
     )
 
 

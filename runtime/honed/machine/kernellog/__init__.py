@@ -1,7 +1,7 @@
 """GPU faults in the kernel log: reads records, recognises faults, groups them, and finds their cause.
 
     reader = open_reader()
-    faults = [s for s in map(seen, reader.read()) if s is not None]
+    faults = [fault for fault in map(find_fault, reader.read()) if fault is not None]
     for story in group(faults):
         attribution = attribute(story, processes)
 

@@ -30,7 +30,7 @@ _KERNEL_SEQUENCE: Final = Path("/run/systemd/journal/kernel-seqnum")
 _FIELD_BYTES: Final = 64 << 10
 
 # Converters that skip systemd-python's dates, so that a record is read in a fraction of the time.
-_NUMBERS: Final = ("PRIORITY", "SYSLOG_FACILITY", "_SOURCE_MONOTONIC_TIMESTAMP")
+_NUMBERS: Final = ("SYSLOG_FACILITY", "_SOURCE_MONOTONIC_TIMESTAMP")
 _CONVERTERS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(_NUMBERS, int),
     "_BOOT_ID": bytes.decode,
@@ -39,7 +39,8 @@ _CONVERTERS: Final[Mapping[str, Any]] = {
     "_SOURCE_REALTIME_TIMESTAMP": bytes.decode,
 }
 
-_HEADER: Final = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20}),[^;\n]*;", re.ASCII)
+_HEADER: Final = re.compile(rb"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;", re.ASCII)
+_DEVICE: Final = b" DEVICE="
 _ESCAPE: Final = re.compile(rb"\\x([0-9A-Fa-f]{2})")
 
 
@@ -50,25 +51,13 @@ class Record:
     message: str
     monotonic_s: float  # Time of writing, in CLOCK_MONOTONIC of that boot
     realtime_s: float  # Time of writing, in seconds since 1970
-    priority: int  # From 0, emergency, to 7, debug
-    facility: int  # With 0 for the kernel itself
+    genuine: bool  # The kernel wrote it, with facility 0, which no program that writes to /dev/kmsg can have
     device: str | None  # Name of the device in the record's own field, "fb000000.gpu"
-    boot_id: str  # 32 hexadecimal digits; CLOCK_MONOTONIC is only comparable within one boot
-
-    @property
-    def genuine(self) -> bool:
-        """Return whether the kernel wrote it. A program that writes to /dev/kmsg cannot have facility 0."""
-        return self.facility == 0
 
 
-def find_fault(record: Record, *, forged: bool = False) -> DatedFault | None:
-    """Return the fault in `record` with its time; None for other records.
-
-    Ignores records that a program wrote unless `forged` admits them.
-    """
-    if not (record.genuine or forged):
-        return None
-    fault = parse(record.message, device=record.device)
+def find_fault(record: Record) -> DatedFault | None:
+    """Return the fault in `record` with its time; None for other records, and those that a program wrote."""
+    fault = parse(record.message, device=record.device) if record.genuine else None
     return None if fault is None else DatedFault(fault=fault, monotonic_s=record.monotonic_s)
 
 
@@ -108,8 +97,6 @@ class LogClock:
 class Reader(Protocol):
     """A reader of new records of the kernel log, for an event loop: `read` when `fileno` is readable."""
 
-    lost: int  # Records overwritten before they could be read
-
     def fileno(self) -> int:
         """Return the descriptor to poll for reading."""
 
@@ -124,12 +111,10 @@ class Reader(Protocol):
 class Raw:
     """A record as in /dev/kmsg, unescaped."""
 
-    priority: int
     facility: int
-    sequence: int
     stamp_us: int  # Microseconds of the log's own clock
     message: str
-    fields: dict[str, str]  # SUBSYSTEM, DEVICE
+    device: str | None
 
 
 def parse_raw(data: bytes) -> Raw | None:
@@ -140,36 +125,26 @@ def parse_raw(data: bytes) -> Raw | None:
     header = _HEADER.match(data)
     if header is None:
         return None
-    text, *rest = data[header.end() :].split(b"\n")
-    fields: dict[str, str] = {}
-    for line in rest:
-        key, separator, value = line.partition(b"=")
-        if separator and key.startswith(b" "):
-            fields[_unescape(key[1:])] = _unescape(value)
-    number = int(header[1])
+    text, *fields = data[header.end() :].split(b"\n")
+    devices = (_unescape(line.removeprefix(_DEVICE)) for line in fields if line.startswith(_DEVICE))
     return Raw(
-        priority=number & 7,
-        facility=number >> 3,
-        sequence=int(header[2]),
-        stamp_us=int(header[3]),
+        facility=int(header[1]) >> 3,
+        stamp_us=int(header[2]),
         message=_unescape(text),
-        fields=fields,
+        device=device_name(next(devices, None)),
     )
 
 
 class KmsgReader:
     """A reader of /dev/kmsg from its end, or with `from_start` from the oldest record still there.
 
-    `lost` counts records that the kernel overwrote before they were read. Times of records older than the
-    reader are only right after a new one was read (see LogClock). Raises PermissionDenied or Unavailable if
-    it cannot be opened.
+    Records that the kernel overwrote before they were read are lost. Times of records older than the reader
+    are only right after a new one was read (see LogClock). Raises PermissionDenied or Unavailable if it
+    cannot be opened.
     """
 
     def __init__(self, path: str = _KMSG, *, from_start: bool = False) -> None:
-        self.lost = 0
         self._clock = LogClock()
-        self._boot_id = boot_id()
-        self._next: int | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -212,18 +187,13 @@ class KmsgReader:
             self._fd = -1
 
     def _record(self, raw: Raw) -> Record:
-        if self._next is not None and raw.sequence > self._next:
-            self.lost += raw.sequence - self._next
-        self._next = raw.sequence + 1
         monotonic_s = self._clock.monotonic(raw.stamp_us * 1e-6)
         return Record(
             message=raw.message,
             monotonic_s=monotonic_s,
             realtime_s=time.time() - (time.monotonic() - monotonic_s),
-            priority=raw.priority,
-            facility=raw.facility,
-            device=device_name(raw.fields.get("DEVICE")),
-            boot_id=self._boot_id,
+            genuine=raw.facility == 0,
+            device=raw.device,
         )
 
 
@@ -235,10 +205,8 @@ class JournalReader:
     systemd-python.
     """
 
-    lost = 0  # The journal keeps what it has read
-
     def __init__(self, path: str | os.PathLike[str] | None = None, *, from_start: bool = False) -> None:
-        self._clocks: dict[str, LogClock] = {}
+        self._clock = LogClock()
         try:
             self._reader = _open_journal(path)
         except OSError as error:
@@ -248,7 +216,8 @@ class JournalReader:
         try:
             self._reader.add_match(_TRANSPORT="kernel")
             if path is None:
-                self._reader.add_match(_BOOT_ID=boot_id())
+                boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
+                self._reader.add_match(_BOOT_ID=boot_id.strip().replace("-", ""))
                 _check_visible(self._reader)
             self._fd: int = self._reader.fileno()  # New records wake the event loop from here on
             if from_start or not self._at_end():
@@ -287,28 +256,19 @@ class JournalReader:
         return bool(self._reader.get_previous())
 
     def _record(self, entry: Mapping[str, Any]) -> Record:
-        microseconds, boot = entry["__MONOTONIC_TIMESTAMP"]
-        received_s, boot_hex = microseconds * 1e-6, bytes(boot).hex()
+        microseconds, _ = entry["__MONOTONIC_TIMESTAMP"]
+        monotonic_s = received_s = microseconds * 1e-6
         stamp = _one(entry.get("_SOURCE_MONOTONIC_TIMESTAMP"))
-        monotonic_s = received_s
         if isinstance(stamp, int):
-            clock = self._clocks.setdefault(boot_hex, LogClock())
-            clock.note(stamp * 1e-6, received_s)
-            monotonic_s = clock.monotonic(stamp * 1e-6)
+            self._clock.note(stamp * 1e-6, received_s)
+            monotonic_s = self._clock.monotonic(stamp * 1e-6)
         return Record(
             message=_text(entry.get("MESSAGE")) or "",
             monotonic_s=monotonic_s,
             realtime_s=entry["__REALTIME_TIMESTAMP"] * 1e-6 - (received_s - monotonic_s),
-            priority=_number(entry.get("PRIORITY"), 6),
-            facility=_number(entry.get("SYSLOG_FACILITY"), 1),  # Records without it are not journald's
+            genuine=_one(entry.get("SYSLOG_FACILITY")) == 0,  # Records without it are not journald's
             device=device_name(_text(entry.get("_KERNEL_DEVICE"))),
-            boot_id=boot_hex,
         )
-
-
-def boot_id() -> str:
-    """Return the identity of this boot: 32 hexadecimal digits."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
 
 
 def _unescape(data: bytes) -> str:
@@ -380,11 +340,6 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):  # Text that is not UTF-8
         return value.decode(errors="replace")
     return value if isinstance(value, str) else None
-
-
-def _number(value: Any, otherwise: int) -> int:
-    value = _one(value)
-    return value if isinstance(value, int) else otherwise
 
 
 def open_reader(*, from_start: bool = False) -> Reader:
