@@ -144,7 +144,7 @@ def _described(profile: DeviceProfile, no_peaks: str) -> str:
     row = "Mali model: none that is known by this name\n"
     if model is not None:
         row = (
-            f"Mali model: {model.name}, {model.architecture} {model.generation}, warps of {model.warp}, "
+            f"Mali model: {model.name}, "
             f"{model.fma_fp32} fp32 and {model.fma_fp16} fp16 multiply-adds a core and clock\n"
         )
     return report.heading("Device and peaks") + row + f"{no_peaks}\n" * bool(no_peaks) + profile.dumps()

@@ -15,10 +15,9 @@ Sources of the rules of Mali's profiles:
 - `max_queued_launches`: on RK3588 the driver returns CL_OUT_OF_HOST_MEMORY (-6) if too many launches are
   queued before a finish.
 
-Sources of the table of Mali's models: kbase's `mali_kbase_gpu_id.h` for internal names and GPU_ID, Mesa's
-`pan_model.c` for 9.3, and for multiply-adds of G310 and G610; Arm's "Mali GPU Datasheet" of 2021 for warps,
-and for multiply-adds up to the G78 (half of its operations per clock); AnandTech of 25 May 2021 for
-multiply-adds of G510 and G710.
+Sources of the table of Mali's models: kbase's `mali_kbase_gpu_id.h` for internal names; for multiply-adds
+Mesa's `pan_model.c` (G310, G610), Arm's "Mali GPU Datasheet" of 2021 (up to the G78, half of its operations
+per clock), and AnandTech of 25 May 2021 (G510, G710).
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
 
 
 class DriverClass(Enum):
@@ -207,18 +205,11 @@ _FASTEST_HZ = 1.5e9
 class MaliModel:
     """A model of Arm's Mali GPUs. Multiply-adds are of the widest shader core that it is sold with.
 
-    Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
-    `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
-    of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of 25 May
-    2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
+    From the G310 on `fma_fp16` is assumed to be twice `fma_fp32`, as clpeak shows on a G610.
     """
 
     name: str
-    codes: tuple[str, ...]  # Internal names, as drivers report them
-    products: tuple[tuple[int, int], ...]  # GPU_ID's architecture (bits 28 to 31), product (16 to 19)
-    architecture: Literal["Bifrost", "Valhall"]
-    generation: int  # Number of the generation, as Arm counts
-    warp: int  # Work-items that run in lockstep
+    code: str  # Internal name, as drivers report it
     fma_fp32: int  # Multiply-adds of a core in one clock
     fma_fp16: int
 
@@ -227,23 +218,21 @@ class MaliModel:
         return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * _FASTEST_HZ
 
 
-# fmt: off
-MALI_MODELS = (  # Name, codes, products, architecture, generation, warp, fma_fp32, fma_fp16
-    MaliModel("Mali-G52", ("TGOX",), ((7, 2),), "Bifrost", 2, 8, 24, 48),  # fp32: 16 with two engines
-    MaliModel("Mali-G76", ("TNOX",), ((7, 1),), "Bifrost", 3, 8, 24, 48),
-    MaliModel("Mali-G57", ("TNAX",), ((9, 1), (9, 3)), "Valhall", 1, 16, 32, 64),
-    MaliModel("Mali-G77", ("TTRX",), ((9, 0),), "Valhall", 1, 16, 32, 64),
-    MaliModel("Mali-G68", ("LBEX",), ((9, 4),), "Valhall", 2, 16, 32, 64),
-    MaliModel("Mali-G78", ("TBEX",), ((9, 2),), "Valhall", 2, 16, 32, 64),
-    MaliModel("Mali-G310", ("TVAX",), ((10, 4),), "Valhall", 3, 16, 64, 128),  # fp32: 16 to 64, by variant
-    MaliModel("Mali-G510", ("TGRX",), ((10, 3),), "Valhall", 3, 16, 64, 128),  # fp32: 48 with a narrow engine
-    MaliModel("Mali-G610", ("LODX",), ((10, 7),), "Valhall", 3, 16, 64, 128),
-    MaliModel("Mali-G710", ("TODX",), ((10, 2),), "Valhall", 3, 16, 64, 128),
+MALI_MODELS = (  # Name, code, fma_fp32, fma_fp16
+    MaliModel("Mali-G52", "TGOX", 24, 48),  # fp32: 16 with two engines
+    MaliModel("Mali-G76", "TNOX", 24, 48),
+    MaliModel("Mali-G57", "TNAX", 32, 64),
+    MaliModel("Mali-G77", "TTRX", 32, 64),
+    MaliModel("Mali-G68", "LBEX", 32, 64),
+    MaliModel("Mali-G78", "TBEX", 32, 64),
+    MaliModel("Mali-G310", "TVAX", 64, 128),  # fp32: 16 to 64, by variant
+    MaliModel("Mali-G510", "TGRX", 64, 128),  # fp32: 48 with a narrow engine
+    MaliModel("Mali-G610", "LODX", 64, 128),
+    MaliModel("Mali-G710", "TODX", 64, 128),
 )
-# fmt: on
 # Mesa appends a variant to a product ("G310v2") and Arm a revision or a core count, after a space.
 _MALI_NAME = re.compile(r"\bmali-([a-z]+\d*)(?:v\d+)?\b")
-_MALIS = {name: model for model in MALI_MODELS for name in (model.name.removeprefix("Mali-"), *model.codes)}
+_MALIS = {name: model for model in MALI_MODELS for name in (model.name.removeprefix("Mali-"), model.code)}
 
 
 def mali_model(name: str) -> MaliModel | None:
