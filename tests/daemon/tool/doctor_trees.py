@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
-from honed.tool.doctor.gather import gather
+from honed.tool.doctor import gather, probe
+from honed.tool.doctor.probe import ProbeAnswer
 from honed.tool.doctor.readings import Daemon, Ended, OpenCL, OpenCLDevice, Platform, Readings
 
 ANSWERING = Daemon(
@@ -58,11 +61,11 @@ class Answers:
     listed: OpenCL
     libraries: dict[str, tuple[Ended, str]] = field(default_factory=dict)  # that do not simply load
 
-    def library(self, library: str) -> tuple[Ended, str, str]:
+    def library(self, library: str, _environ: Mapping[str, str]) -> ProbeAnswer:
         ended, error = self.libraries.get(library, ("ok", ""))
-        return ended, f"/usr/lib/{library}" if ended == "ok" else "", error
+        return ProbeAnswer(ended=ended, path=f"/usr/lib/{library}" if ended == "ok" else "", error=error)
 
-    def platforms(self) -> OpenCL:
+    def platforms(self, _environ: Mapping[str, str]) -> OpenCL:
         return self.listed
 
 
@@ -129,15 +132,18 @@ class Tree:
     def readings(
         self, answers: Answers, daemon: Daemon = ANSWERING, uid: int = 54321, **environ: str
     ) -> Readings:
-        return gather(
-            root=self.root,
-            environ=environ,
-            uid=uid,
-            gids={54321},
-            prober=answers,
-            folders=[("models", self.root / "var/lib/honed")],
-            daemon=daemon,
-        )
+        with (
+            patch.object(probe, "load_library", answers.library),
+            patch.object(gather, "list_platforms", answers.platforms),
+        ):
+            return gather.gather(
+                root=self.root,
+                environ=environ,
+                uid=uid,
+                gids={54321},
+                folders=[("models", self.root / "var/lib/honed")],
+                daemon=daemon,
+            )
 
 
 def kbase(root: Path) -> Tree:

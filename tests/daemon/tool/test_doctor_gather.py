@@ -261,7 +261,7 @@ def test_drivers_that_clash_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatc
     listed = {"/a.icd": opencl(POCL), "/b.icd": opencl(RUSTICL)}
     monkeypatch.setattr(gather, "driver_environments", lambda environ: views)
     monkeypatch.setattr(probe, "list_platforms", lambda environ: listed[environ["OCL_ICD_VENDORS"]])
-    assert gather.Children({"PATH": ""}).platforms().platforms == (POCL, RUSTICL)
+    assert gather.list_platforms({"PATH": ""}).platforms == (POCL, RUSTICL)
     listed["/a.icd"] = opencl(ended="crashed", error="SIGSEGV")
-    found = gather.Children({}).platforms()
+    found = gather.list_platforms({})
     assert (found.ended, found.error, found.platforms) == ("crashed", "SIGSEGV", (RUSTICL,))

@@ -80,7 +80,6 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
         environ=os.environ,
         uid=uid,
         gids={os.getgid(), os.getegid(), *os.getgroups()},
-        prober=gather.Children(os.environ),
         folders=folders,
         daemon=daemon,
     )

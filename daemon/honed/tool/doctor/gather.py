@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
@@ -32,7 +32,6 @@ from .readings import (
     Clock,
     Daemon,
     DeviceNode,
-    Ended,
     Folder,
     GpuHardware,
     Hardware,
@@ -323,35 +322,18 @@ _PACKAGES: dict[Part, dict[str, str]] = {  # Part -> name -> the only version kn
 }
 
 
-class Prober(Protocol):
-    """A prober of OpenCL; `Children` probes this machine."""
-
-    def library(self, library: str) -> tuple[Ended, str, str]:
-        """Return how loading a library ended, the path it was loaded from, and the error."""
-
-    def platforms(self) -> OpenCL:
-        """Return the platforms and devices."""
+def load_library(library: str, environ: Mapping[str, str]) -> probe.ProbeAnswer:
+    """Return how loading a library in a child ended; `library` is "" for an ICD file that names none."""
+    if not library:  # A dlopen("") would return the program itself
+        return probe.ProbeAnswer(ended="failed", error="it names no library")
+    return probe.load_library(library, environ)
 
 
-@dataclass(frozen=True, slots=True)
-class Children:
-    """The prober of this machine: one child per question, each with a deadline."""
-
-    environ: Mapping[str, str]
-
-    def library(self, library: str) -> tuple[Ended, str, str]:
-        """Load the library in a child."""
-        answer = probe.load_library(library, self.environ)
-        return answer.ended, answer.path, answer.error
-
-    def platforms(self) -> OpenCL:
-        """List the platforms in a child, or in several if installed drivers must not share a process."""
-        found = [
-            probe.list_platforms({**self.environ, **variables})
-            for variables in driver_environments(self.environ)
-        ]
-        chosen = next((one for one in found if one.ended != "ok"), found[0])
-        return replace(chosen, platforms=tuple(platform for one in found for platform in one.platforms))
+def list_platforms(environ: Mapping[str, str]) -> OpenCL:
+    """List the platforms in a child, or in several if installed drivers must not share a process."""
+    found = [probe.list_platforms({**environ, **variables}) for variables in driver_environments(environ)]
+    chosen = next((one for one in found if one.ended != "ok"), found[0])
+    return replace(chosen, platforms=tuple(platform for one in found for platform in one.platforms))
 
 
 def gather(
@@ -360,7 +342,6 @@ def gather(
     environ: Mapping[str, str],
     uid: int,
     gids: Iterable[int],
-    prober: Prober,
     folders: Iterable[tuple[str, Path]],
     daemon: Daemon,
 ) -> Readings:
@@ -368,12 +349,19 @@ def gather(
     names = read_names(root)
     files = icd_files(root, environ)
     with ThreadPoolExecutor(max_workers=2) as pool:  # Boards have few cores, and drivers are large
-        opencl = pool.submit(prober.platforms)
-        loaded = pool.map(lambda name: _load(prober, name), [LOADER, *(library for _, library in files)])
-        ended, path, error = next(loaded)
+        opencl = pool.submit(list_platforms, environ)
+        libraries = [LOADER, *(library for _, library in files)]
+        loader, *loaded = pool.map(lambda name: load_library(name, environ), libraries)
         icds = tuple(
-            IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
-            for (file, library), (how, place, why) in zip(files, loaded, strict=True)
+            IcdFile(
+                path=file,
+                library=library,
+                stack=stack_of(library),
+                ended=each.ended,
+                loaded=each.path,
+                error=each.error,
+            )
+            for (file, library), each in zip(files, loaded, strict=True)
         )
     service, groups = names.find("honed"), {group for group, _ in names.groups.values()}
     return Readings(
@@ -381,7 +369,7 @@ def gather(
         service_user=service if service is not None and service.uid != uid else None,
         groups=tuple(g for g in ("video", "render", "honed", "honed-admin") if g in groups),
         environment={name: environ[name] for name in VARIABLES if environ.get(name)},
-        loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
+        loader=OpenCLLoader(path=loader.path, error=loader.error),
         icds=icds,
         opencl=opencl.result(),
         mesa=_debian_version(root, "mesa-opencl-icd"),
@@ -431,12 +419,6 @@ def packages() -> tuple[Package, ...]:
     ]
     version = None if tuner is None else _version("honed-tuner") or _version("honed") or "present"
     return (*found, Package(name="honed-tuner", part="tuner", version=version, wanted=""))
-
-
-def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
-    if not library:  # A dlopen("") would return the program itself
-        return "failed", "", "it names no library"
-    return prober.library(library)
 
 
 def _debian_version(root: Path, package: str) -> str:

@@ -180,9 +180,8 @@ class BoxLine:
     """A step in a box; `us` is None if its time is not known, and a `prepared` step runs once."""
 
     text: str
-    us: float | None
-    prepared: bool
-    detail: str
+    us: float | None = None
+    prepared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +298,10 @@ def _tail_box(model: CompiledModel, number: int, part: CpuPartition) -> Box:
 
     It lists the size specialisations that are compiled.
     """
-    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
+    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine")]
     for form in (form for form in model.forms if form.part == number):
         launches = sum(isinstance(step, Launch) for step in form.model.steps)
-        detail = "\n".join(f"{kernel.name}, schedule {kernel.schedule}" for kernel in form.model.kernels)
-        lines.append(
-            BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail)
-        )
+        lines.append(BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}"))
     notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
     assert model.split is not None
     left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]
@@ -338,21 +334,14 @@ def _describe(operator: Operator) -> str:
 
 def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> BoxLine:
     if isinstance(step, Launch):
-        kernel = model.kernels[step.kernel]
-        grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
-        detail = (
-            f"kernel {kernel.name}\ntask {kernel.task}, schedule {kernel.schedule}\n"
-            f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
-        )
-        return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
+        name = model.kernels[step.kernel].name
+        return BoxLine(name, None if prepared else times.get(name), prepared)
     if isinstance(step, HostCall):
         number = step.attrs["part"]
         assert isinstance(number, int)
         assert model.split is not None
-        part = model.split.parts[number]
-        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
-    size = model.buffers[step.source].nbytes
-    return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
+        return BoxLine(f"{model.split.parts[number].nodes} nodes in the CPU engine", None, prepared)
+    return BoxLine(f"copy of {model.buffers[step.source].nbytes} bytes", None, prepared)
 
 
 def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int]]) -> Iterator[str]:

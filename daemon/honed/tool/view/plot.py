@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from honed.protocol.errors import NotFound
@@ -145,16 +144,13 @@ def _below(places: dict[int, str], columns: int, margin: int, name: str) -> str:
 
 
 _INCHES, _DOTS = (9.6, 5.4), 100  # 960 by 540 pixels
-_BLUE, _GREEN, _OCHRE, _RED, _PALE = "#1c62c4", "#188448", "#b07010", "#c43428", "#dee2e8"
+_BLUE, _RED, _PALE = "#1c62c4", "#c43428", "#dee2e8"
 # Offsets of a label from its mark, in points; the first free place is used.
 _PLACES = ((4, 8), (4, -16), *((4, 8 + 14 * n) for n in range(1, 6)), (4, -30))
 
 
-def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *others: Curve) -> None:
-    """Draw curves with axes, labels and marks; title and names are those of the first.
-
-    Raises NotFound without matplotlib.
-    """
+def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve) -> None:
+    """Draw a curve with axes, labels and marks; raise NotFound without matplotlib."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -169,34 +165,31 @@ def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *oth
     axes.set_title(curve.title, **plain)
     axes.set_xlabel(curve.x_name)
     axes.set_ylabel(curve.y_name)
-    axes.set_xlim(0, max(one.right for one in (curve, *others)))
-    axes.set_ylim(0, 1.05 * max(one.top for one in (curve, *others)))
+    axes.set_xlim(0, curve.right)
+    axes.set_ylim(0, 1.05 * curve.top)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.grid(axis="y", color=_PALE)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    marks: list[tuple[Mark, str]] = []
-    for one, colour in zip((curve, *others), cycle((_BLUE, _GREEN, _OCHRE))):
-        xs, ys = zip(*one.points, strict=True)
-        axes.step([*xs, one.right], [*ys, ys[-1]], where="post", color=colour, linewidth=2)
-        marks += [(mark, colour if others else _RED) for mark in one.marks]
-    for mark, colour in marks:
-        axes.plot(mark.x, mark.y, "o", color=colour, clip_on=False)
+    xs, ys = zip(*curve.points, strict=True)
+    axes.step([*xs, curve.right], [*ys, ys[-1]], where="post", color=_BLUE, linewidth=2)
+    for mark in curve.marks:
+        axes.plot(mark.x, mark.y, "o", color=_RED, clip_on=False)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    write_labels(axes, marks)
+    write_labels(axes, curve.marks)
     figure.savefig(file, format=kind)
 
 
-def write_labels(axes: Axes, marks: list[tuple[Mark, str]]) -> list[Bbox]:
-    """Label marks in their colours, without overlaps; leave out those without room.
+def write_labels(axes: Axes, marks: Sequence[Mark]) -> list[Bbox]:
+    """Label marks without overlaps; leave out those without room.
 
     Returns the boxes of the labels written, in pixels.
     """
     taken: list[Bbox] = []
-    for mark, colour in marks:
+    for mark in marks:
         right = mark.x > sum(axes.get_xlim()) / 2
         for across, up in _PLACES:
             label = axes.annotate(
@@ -205,7 +198,7 @@ def write_labels(axes: Axes, marks: list[tuple[Mark, str]]) -> list[Bbox]:
                 (-across if right else across, up),
                 textcoords="offset points",
                 horizontalalignment="right" if right else "left",
-                color=colour,
+                color=_RED,
                 parse_math=False,
             )
             box = label.get_window_extent()
