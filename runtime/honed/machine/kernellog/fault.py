@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cached_property
 
 RESOURCE_TERMINATED = 0x0F
 UNRECOVERABLE = 0x41
@@ -112,7 +112,7 @@ class Fault:
     text: str  # The whole record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """A record that begins as printf would write `format`, the driver's own.
 
@@ -135,10 +135,10 @@ class Pattern:
     announces: bool = False  # Names the owner of the record that the driver writes next
     consequence: bool = False
 
-    @property
+    @cached_property  # Compiled at first use: of hundreds of rows a machine needs those of its own driver
     def start(self) -> re.Pattern[str]:
         """The expression for the start of the record, after what the driver writes before every message."""
-        return _compile_pattern(self.format, self.fields, self.expression)
+        return starts(_expression(self.format, self.fields) if self.expression is None else self.expression)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +156,6 @@ class RecordTable:
 def starts(expression: str) -> re.Pattern[str]:
     """Compile an expression for the start of a record: ASCII digits, `^` and `$` at every line."""
     return re.compile(expression, re.ASCII | re.MULTILINE)
-
-
-@cache  # Compiled at first use: of hundreds of rows a machine needs those of its own driver
-def _compile_pattern(written: str, fields: str, expression: str | None) -> re.Pattern[str]:
-    return starts(_expression(written, fields) if expression is None else expression)
 
 
 _CONVERSION = re.compile(r"%(%|[-+ #0]*[\d*]*(?:\.\d+)?(?:hh|h|ll|l|z)?(?:[diuxXsc]|p[A-Za-z]*))")

@@ -33,16 +33,11 @@ class DatedFault:
     monotonic_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class FaultIncident:
     """The records of one fault, oldest first, and their common facts. Facts in none of them are None."""
 
-    seen: tuple[DatedFault, ...]
-    driver: Driver
-    device: str | None
-    severity: Severity  # Severity of the worst record
-    tgid: int | None
-    tid: int | None
+    seen: list[DatedFault]
 
     @property
     def first_s(self) -> float:
@@ -50,9 +45,40 @@ class FaultIncident:
         return self.seen[0].monotonic_s
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def last_s(self) -> float:
+        """The time of its last record, seconds of CLOCK_MONOTONIC."""
+        return self.seen[-1].monotonic_s
+
+    @property
+    def faults(self) -> list[Fault]:
         """The records without their times."""
-        return tuple(seen.fault for seen in self.seen)
+        return [seen.fault for seen in self.seen]
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that wrote the records."""
+        drivers = [fault.driver for fault in self.faults]
+        return Driver.KBASE_JM if Driver.KBASE_JM in drivers else drivers[0]
+
+    @property
+    def device(self) -> str | None:
+        """The first device that a record names."""
+        return next((each.fault.device for each in self.seen if each.fault.device is not None), None)
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of the worst record."""
+        return max((fault.severity for fault in self.faults), key=lambda severity: severity.rank)
+
+    @property
+    def tgid(self) -> int | None:
+        """The first process that a record names."""
+        return self._first_value("tgid")
+
+    @property
+    def tid(self) -> int | None:
+        """The first thread that a record names."""
+        return self._first_value("tid")
 
     @property
     def cause(self) -> Fault:
@@ -65,52 +91,16 @@ class FaultIncident:
         A queue's bus fault does if there is a page fault, even if it was written first, as a work queue
         reports page faults.
         """
-        paged = any(other.severity is Severity.CONTEXT for other in self.faults)
-        return fault.consequence or (paged and _is_stream_bus_fault(fault))
+        return fault.consequence or (self.ends_context() and _is_stream_bus_fault(fault))
 
-
-def group(seen: Iterable[DatedFault]) -> list[FaultIncident]:
-    """Return one incident per (process, context, queue group) and span of time, sorted by start.
-
-    A record that names no owner joins the only incident of its device at that time, or the one whose owner
-    the driver announced just before; if several could own it, it is an incident of its own.
-    """
-    drafts: list[_StoryDraft] = []
-    growing: list[_StoryDraft] = []
-    for item in sorted(seen, key=lambda one: one.monotonic_s):
-        growing = [draft for draft in growing if item.monotonic_s - draft.last_s <= RESET_QUIET_S]
-        draft = _home(growing, item)
-        if draft is None:
-            draft = _StoryDraft()
-            drafts.append(draft)
-            growing.append(draft)
-        draft.seen.append(item)
-    return [draft.story() for draft in drafts]
-
-
-class _StoryDraft:
-    """An incident that may still grow."""
-
-    def __init__(self) -> None:
-        self.seen: list[DatedFault] = []
-
-    @property
-    def last_s(self) -> float:
-        return self.seen[-1].monotonic_s
-
-    @property
-    def device(self) -> str | None:
-        """The first device that a record names, or None."""
-        return next((s.fault.device for s in self.seen if s.fault.device is not None), None)
-
-    def first_value(self, field: str) -> int | None:
-        """Return the value of `field` in the first record that has one, or None."""
-        return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
+    def ends_context(self) -> bool:
+        """Return whether one of its records ends every queue of a context, as a page fault does."""
+        return any(each.fault.severity is Severity.CONTEXT for each in self.seen)
 
     def open_for(self, item: DatedFault) -> bool:
+        """Return whether a record comes early enough to belong to it."""
         quiet = RESET_QUIET_S if item.fault.severity.rank >= Severity.RESET.rank else QUIET_S
-        begun = self.seen[0].monotonic_s
-        return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - begun <= LONGEST_S
+        return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - self.first_s <= LONGEST_S
 
     def on_device(self, fault: Fault) -> bool:
         """Return whether a fault is of this incident's device, or the kernel reports the end of its process.
@@ -120,7 +110,7 @@ class _StoryDraft:
         """
         mine = self.seen[0].fault
         if Driver.KERNEL in (mine.driver, fault.driver):
-            return fault.tgid is not None and fault.tgid == self.first_value("tgid")
+            return fault.tgid is not None and fault.tgid == self.tgid
         device = self.device
         if mine.driver is fault.driver and (device is None or fault.device is None):
             return True
@@ -129,63 +119,65 @@ class _StoryDraft:
     def agrees(self, fault: Fault, *fields: str) -> bool:
         """Return whether incident and fault do not contradict each other in any of `fields`."""
         return all(
-            (mine := self.first_value(field)) is None
+            (mine := self._first_value(field)) is None
             or (theirs := getattr(fault, field)) is None
             or mine == theirs
             for field in fields
         )
 
-    def ends_context(self) -> bool:
-        return any(s.fault.severity is Severity.CONTEXT for s in self.seen)
-
-    def story(self) -> FaultIncident:
-        worst = max((s.fault.severity for s in self.seen), key=lambda severity: severity.rank)
-        drivers = [s.fault.driver for s in self.seen]
-        return FaultIncident(
-            seen=tuple(self.seen),
-            driver=Driver.KBASE_JM if Driver.KBASE_JM in drivers else drivers[0],
-            device=self.device,
-            severity=worst,
-            tgid=self.first_value("tgid"),
-            tid=self.first_value("tid"),
-        )
+    def _first_value(self, field: str) -> int | None:
+        """Return the value of `field` in the first record that has one."""
+        return next((value for s in self.seen if (value := getattr(s.fault, field)) is not None), None)
 
 
-def _home(growing: list[_StoryDraft], item: DatedFault) -> _StoryDraft | None:
+def group(seen: Iterable[DatedFault]) -> list[FaultIncident]:
+    """Return one incident per (process, context, queue group) and span of time, sorted by start.
+
+    A record that names no owner joins the only incident of its device at that time, or the one whose owner
+    the driver announced just before; if several could own it, it is an incident of its own.
+    """
+    incidents: list[FaultIncident] = []
+    growing: list[FaultIncident] = []
+    for item in sorted(seen, key=lambda one: one.monotonic_s):
+        growing = [each for each in growing if item.monotonic_s - each.last_s <= RESET_QUIET_S]
+        home = _home(growing, item)
+        if home is None:
+            incidents.append(FaultIncident([item]))
+            growing.append(incidents[-1])
+        else:
+            home.seen.append(item)
+    return incidents
+
+
+def _home(growing: list[FaultIncident], item: DatedFault) -> FaultIncident | None:
     """Return the incident in `growing` that `item` belongs to, or None."""
     fault = item.fault
-    near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]
-    near.sort(key=lambda draft: draft.last_s, reverse=True)
+    near = [each for each in growing if each.open_for(item) and each.on_device(fault)]
+    near.sort(key=lambda each: each.last_s, reverse=True)
     if fault.tgid is not None:
         return _home_of_process(near, fault, fault.tgid)
     if fault.tid is not None:
-        mine = [draft for draft in near if fault.tid in (draft.first_value("tid"), draft.first_value("tgid"))]
-        return mine[0] if mine else _only([draft for draft in near if draft.first_value("tid") is None])
+        mine = [each for each in near if fault.tid in (each.tid, each.tgid)]
+        return mine[0] if mine else _only([each for each in near if each.tid is None])
     if near and near[0].seen[-1].fault.announces:
         return near[0]
-    fitting = [draft for draft in near if draft.agrees(fault, "group", "address_space")]
-    latest = [draft for draft in fitting if item.monotonic_s - draft.last_s <= QUIET_S]
+    fitting = [each for each in near if each.agrees(fault, "group", "address_space")]
+    latest = [each for each in fitting if item.monotonic_s - each.last_s <= QUIET_S]
     return _only(latest or fitting)
 
 
-def _home_of_process(near: list[_StoryDraft], fault: Fault, tgid: int) -> _StoryDraft | None:
-    fitting = [draft for draft in near if draft.agrees(fault, "tgid", "context", "group")]
-    named = [draft for draft in fitting if draft.first_value("tgid") == tgid]
+def _home_of_process(near: list[FaultIncident], fault: Fault, tgid: int) -> FaultIncident | None:
+    fitting = [each for each in near if each.agrees(fault, "tgid", "context", "group")]
+    named = [each for each in fitting if each.tgid == tgid]
     if not named and (fault.consequence or _is_stream_bus_fault(fault)):
         # A page fault ends every group of its context: records of other groups add nothing.
-        named = [
-            draft
-            for draft in near
-            if draft.first_value("tgid") == tgid and draft.agrees(fault, "context") and draft.ends_context()
-        ]
-    if named:
-        return named[0]
-    by_thread = [draft for draft in fitting if draft.first_value("tid") == tgid]
-    return by_thread[0] if by_thread else _only(fitting)
+        named = [e for e in near if e.tgid == tgid and e.agrees(fault, "context") and e.ends_context()]
+    named += [each for each in fitting if each.tid == tgid]
+    return named[0] if named else _only(fitting)
 
 
-def _only(drafts: list[_StoryDraft]) -> _StoryDraft | None:
-    return drafts[0] if len(drafts) == 1 else None
+def _only(incidents: list[FaultIncident]) -> FaultIncident | None:
+    return incidents[0] if len(incidents) == 1 else None
 
 
 def _is_stream_bus_fault(fault: Fault) -> bool:
