@@ -223,7 +223,7 @@ class Session:
                 raise MemoryError(f"ONNX Runtime says {message_of(error)}") from error
             if MISLED in str(error) and self._by_names:  # Some files give one name to different sizes
                 self._by_names = False
-                self._session = _create_session(self._read_again(), self._options())
+                self._session = self._load_again()
                 return self._run_with_retry(run)
             if (found := self._rerun_unoptimised(run, message_of(error))) is not None:
                 return found
@@ -242,7 +242,7 @@ class Session:
         before = self._session, self._level
         try:
             self._level = LOWEST
-            self._session = _create_session(self._read_again(), self._options())
+            self._session = self._load_again()
             found = run()
         except Exception:  # noqa: BLE001  the first error is reported
             self._session, self._level = before
@@ -250,8 +250,9 @@ class Session:
         self.lowered = why
         return found
 
-    def _read_again(self) -> bytes | str:
-        return _read_model(self._path, alone=self._alone, by_names=self._by_names)[1]
+    def _load_again(self) -> onnxruntime.InferenceSession:
+        given = _read_model(self._path, alone=self._alone, by_names=self._by_names)[1]
+        return _create_session(given, self._options())
 
     def _options(self) -> onnxruntime.SessionOptions:
         return _options(self._threads, self._level)
@@ -449,19 +450,13 @@ def array_of(value: Any) -> Array:
 
 def pack_bits(elements: Array, bits: int) -> Array:
     """Return elements packed into bytes, the first in the lowest bits (ONNX, TensorProto.int32_data)."""
-    per = 8 // bits
-    padded = np.zeros(-(-elements.size // per) * per, np.uint8)
-    padded[: elements.size] = elements & ((1 << bits) - 1)
-    shifts = np.arange(per, dtype=np.uint8) * np.uint8(bits)
-    whole: Array = np.bitwise_or.reduce(padded.reshape(-1, per) << shifts, axis=1)
-    return whole.astype(np.uint8)
+    rows = np.unpackbits(elements.astype(np.uint8)[:, None], axis=1, count=bits, bitorder="little")
+    return np.packbits(rows, bitorder="little")
 
 
 def unpack_bits(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
     """Return the first `size` elements packed by `pack_bits`, a byte each; signed ones are sign-extended."""
-    shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-    elements: Array = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
-    if signed:
-        sign = np.uint8(1 << (bits - 1))
-        elements = (elements ^ sign) - sign
-    return elements
+    rows = np.unpackbits(whole, count=size * bits, bitorder="little").reshape(size, bits)
+    elements = np.packbits(rows, axis=1, bitorder="little")[:, 0]
+    sign = np.uint8(1 << (bits - 1)) if signed else np.uint8(0)
+    return (elements ^ sign) - sign
