@@ -89,7 +89,7 @@ class CpuSequences:
         step = StepSize(call.batch, call.count, call.rows)
         # Inputs are copied: bindings live until the next step, but the message and shared memory do not.
         inputs = {name: np.array(array) for name, array in inputs.items() if name not in held.state}
-        inputs |= {spec.name: _generate_input(spec, step) for spec in alike.made}
+        inputs |= {spec.name: np.full(*values_of(spec, step), dtype(spec.dtype).numpy) for spec in alike.made}
         constants = {**held.constants, **{name: inputs[name] for name in call.constants if name in inputs}}
         bound = session.step({**constants, **inputs}, held.state, alike.outputs, held.bound)
         found, state, nbytes = bound.fetch_outputs(lasting=bool(alike.replaced)), held.state, held.nbytes
@@ -165,12 +165,6 @@ def _prepare(
         outputs=dict.fromkeys([*wanted, *(tensor.output for tensor in replaced)]) | places,
     )
     return _Held(call.rows, tensors, state, held.constants, held.bound), alike
-
-
-def _generate_input(spec: TensorSpec, step: StepSize) -> Array:
-    """Return a generated input of a step."""
-    shape, values = values_of(spec, step)
-    return np.full(shape, values, dtype(spec.dtype).numpy)
 
 
 def _before(tensor: StateTensorSpec, held: _Held, rows: int) -> onnxruntime.OrtValue:

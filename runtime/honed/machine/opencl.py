@@ -19,34 +19,16 @@ from typing import Any
 from honed.protocol.errors import DeviceError
 
 try:
-    import pyopencl as cl
+    import pyopencl
 except ImportError as error:
     raise DeviceError(
         f"pyopencl cannot be imported ({error}); install it (apt install python3-pyopencl) to run models here"
     ) from error
 
+cl: Any = pyopencl  # For all of honed
+
 # Some compilers warn about every kernel they build; failures raise.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
-
-__all__ = [
-    "DOTS_EXTENSION",
-    "LOADER",
-    "Call",
-    "Calls",
-    "ReusedEvent",
-    "accelerates_dots",
-    "cl",
-    "context",
-    "driver_call",
-    "event_seconds",
-    "failure",
-    "most_work_items",
-    "driver_error",
-    "handle",
-    "own_event",
-    "size",
-    "sizes",
-]
 
 # The OpenCL loader that pyopencl calls, found through the library that pyopencl links to. PyDLL keeps the
 # interpreter's lock during a call, as pyopencl does while it enqueues.

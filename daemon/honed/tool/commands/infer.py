@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -382,7 +383,7 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         median_ms=1e3 * float(np.median(later)) if later else None,
         tokens_per_second=sum(len(seconds) / sum(seconds) for seconds in later) if later else None,
         state_bytes=kept,
-        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
+        engines=dict(answers - answered),
     )
 
 
@@ -393,9 +394,8 @@ def _print_generated(console: Console, done: Generated) -> None:
     if done.median_ms is not None:
         rows.append(("each other, median", f"{done.median_ms:9.3f} ms"))
         rows.append(("tokens a second", f"{done.tokens_per_second:9.1f}"))
-    answered = ", ".join(f"{engine_name(kind)} {count}" for kind, count in sorted(done.engines.items()))
-    rows += [("state", f"{done.state_bytes / 1024:9.0f} KiB"), ("answered by", answered)]
-    console.print(fields(rows))
+    rows.append(("state", f"{done.state_bytes / 1024:9.0f} KiB"))
+    console.print(fields([*rows, _answered_row(done.engines)]))
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> None:
@@ -421,7 +421,7 @@ def _bench(arguments: argparse.Namespace, output: Output) -> None:
         max_ms=float(times.max()),
         device_ms=_mean_between(before.compute_infer, after.compute_infer),
         queue_ms=_mean_between(before.queue, after.queue),
-        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
+        engines=dict(answers - answered),
     )
     output.emit(done, lambda console: _print_bench(console, done))
 
@@ -451,9 +451,14 @@ def _inference_statistics(client: Client, model: str) -> InferenceStatistics:
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 
-def _answers(client: Client, model: str) -> dict[str, int]:
+def _answers(client: Client, model: str) -> Counter[str]:
     """Return the number of answers of each engine for a model."""
-    return next((each.engines for each in client.ask(METRICS).models if each.name == model), {})
+    return Counter(next((each.engines for each in client.ask(METRICS).models if each.name == model), {}))
+
+
+def _answered_row(engines: Mapping[str, int]) -> tuple[str, str]:
+    counts = (f"{engine_name(kind)} {count}" for kind, count in sorted(engines.items()))
+    return "answered by", ", ".join(counts)
 
 
 def _print_bench(console: Console, done: Benched) -> None:
@@ -469,5 +474,4 @@ def _print_bench(console: Console, done: Benched) -> None:
         "in the queue": done.queue_ms,
     }
     rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
-    answered = ", ".join(f"{engine_name(kind)} {count}" for kind, count in sorted(done.engines.items()))
-    console.print(fields([*rows, ("answered by", answered)]))
+    console.print(fields([*rows, _answered_row(done.engines)]))

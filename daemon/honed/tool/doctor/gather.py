@@ -113,11 +113,13 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
     """Read the hardware and the kernel of the system whose root folder is `root`."""
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
-    paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
+    # Nodes without a device, too, as in containers that hide parts of /sys
+    loose = {"/dev/mali0"} | _render_nodes(root, _GPU_DRIVERS)
+    paths = sorted({node for gpu in gpus for node in gpu.nodes} | loose)
     return Hardware(
         model=_text(root / "proc/device-tree/model").strip("\0 ") or _text(root / _DMI_NAME),
         kernel=_text(root / "proc/sys/kernel/osrelease"),
-        cpus=sum(1 for p in _glob(root, "sys/devices/system/cpu/cpu[0-9]*") if p.name[3:].isdigit()),
+        cpus=sum(p.name[3:].isdigit() for p in root.glob("sys/devices/system/cpu/cpu[0-9]*")),
         memory_bytes=int(kib.get("MemTotal", 0)) * 1024,
         available_bytes=int(kib.get("MemAvailable", 0)) * 1024,
         gpus=gpus,
@@ -137,22 +139,17 @@ def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
     """Return the GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
     places = ("sys/bus/platform/devices", "sys/devices/platform")
     folders = {
-        p.name: p for place in places for end in (".gpu", ".gpu-*") for p in _glob(root, f"{place}/*{end}")
+        p.name: p for place in places for end in (".gpu", ".gpu-*") for p in root.glob(f"{place}/*{end}")
     }
     found = []
     for _, folder in sorted(folders.items()):
         driver = _link_name(folder / "driver")
         compatible = re.search(r"^OF_COMPATIBLE_0=(.*)$", _text(folder / "uevent"), re.MULTILINE)
-        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
-        nodes |= {f"/dev/{p.name}" for p in _glob(folder, "misc/mali*")}
+        nodes = _named("/dev/dri", folder, "drm/renderD*") | _named("/dev", folder, "misc/mali*")
         if driver == "mali":
-            nodes |= {f"/dev/{p.name}" for p in _glob(root, "sys/class/misc/mali[0-9]*")}
+            nodes |= _named("/dev", root, "sys/class/misc/mali[0-9]*")
         if driver in _GPU_DRIVERS:
-            nodes |= {
-                f"/dev/dri/{p.name}"
-                for p in _glob(root, "sys/class/drm/renderD*")
-                if _link_name(p / "device/driver") == driver
-            }
+            nodes |= _render_nodes(root, {driver})
         found.append(
             GpuHardware(
                 name=folder.name,
@@ -166,24 +163,25 @@ def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
 
 def _pci_gpus(root: Path) -> tuple[GpuHardware, ...]:
     found = []
-    for folder in _glob(root, "sys/bus/pci/devices/*"):
+    for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if not _text(folder / "class").startswith(_DISPLAY_CLASS):
             continue
-        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
+        nodes = _named("/dev/dri", folder, "drm/renderD*")
         driver = _link_name(folder / "driver")
         if driver == "nvidia":
-            nodes |= {f"/dev/{p.name}" for p in _glob(root, "dev/nvidia[0-9]*")} | {"/dev/nvidiactl"}
+            nodes |= _named("/dev", root, "dev/nvidia[0-9]*") | {"/dev/nvidiactl"}
         found.append(GpuHardware(name=folder.name, driver=driver, compatible="", nodes=tuple(sorted(nodes))))
     return tuple(found)
 
 
-def _loose_nodes(root: Path) -> set[str]:
-    """Return nodes of GPU drivers without a device found above, as in containers that hide parts of /sys."""
-    return {"/dev/mali0"} | {
-        f"/dev/dri/{p.name}"
-        for p in _glob(root, "sys/class/drm/renderD*")
-        if _link_name(p / "device/driver") in _GPU_DRIVERS
-    }
+def _named(place: str, folder: Path, pattern: str) -> set[str]:
+    """Return the nodes in `place` with the names of the files that match `pattern` below a folder."""
+    return {f"{place}/{path.name}" for path in folder.glob(pattern)}
+
+
+def _render_nodes(root: Path, drivers: set[str]) -> set[str]:
+    renderers = root.glob("sys/class/drm/renderD*")
+    return {f"/dev/dri/{p.name}" for p in renderers if _link_name(p / "device/driver") in drivers}
 
 
 def _node(root: Path, path: str, names: AccountNames) -> DeviceNode:
@@ -208,10 +206,6 @@ def _clock(folder: Path) -> Clock:
         maximum=system_number(folder / "max_freq") or 0,
         governor=_text(folder / "governor"),
     )
-
-
-def _glob(root: Path, pattern: str) -> list[Path]:
-    return sorted(root.glob(pattern))
 
 
 def _link_name(link: Path) -> str:
