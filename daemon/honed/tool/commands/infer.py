@@ -34,6 +34,16 @@ Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # Value of made-up text
 _TOKENS = ("input_ids", "decoder_input_ids")
 _MADE_UP = 10  # Exclusive maximum of made-up tokens
+_LABELS = {  # Of the figures of hone bench
+    "median_ms": "median",
+    "mean_ms": "mean",
+    "std_ms": "std",
+    "p95_ms": "95 % within",
+    "min_ms": "fastest",
+    "max_ms": "slowest",
+    "device_ms": "in the engine",
+    "queue_ms": "in the queue",
+}
 _WARM_UP = 3  # Inferences before the clock starts, while caches fill and the device clocks up
 
 
@@ -296,32 +306,12 @@ def define_bench(bench: Parser) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Benched:
-    """The result of a run: times through the socket, and the means in the engine and in the queue.
-
-    `std_ms` is that of the sample, 0 for a single time. `engines` counts each engine's answers during the
-    run, those to other clients included.
-    """
-
-    model: str
-    runs: int
-    median_ms: float
-    mean_ms: float
-    std_ms: float
-    p95_ms: float
-    min_ms: float
-    max_ms: float
-    device_ms: float | None
-    queue_ms: float | None
-    engines: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """The result of generating: times of the first token and of each other, and the size of the state.
 
     Times are medians over all sequences, `tokens_per_second` is their sum. `state_bytes` are of all the
-    service's sequences at the end. `engines` is as in `Benched`.
+    service's sequences at the end. `engines` counts each engine's answers during the run, those to other
+    clients included.
     """
 
     model: str
@@ -410,20 +400,25 @@ def _bench(arguments: argparse.Namespace, output: Output) -> None:
         before, answered = _inference_statistics(client, arguments.model), _answers(client, arguments.model)
         times = _time_runs(client, arguments.model, values, arguments.runs)
         after, answers = _inference_statistics(client, arguments.model), _answers(client, arguments.model)
-    done = Benched(
-        model=arguments.model,
-        runs=len(times),
-        median_ms=float(np.median(times)),
-        mean_ms=float(times.mean()),
-        std_ms=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
-        p95_ms=float(np.percentile(times, 95)),
-        min_ms=float(times.min()),
-        max_ms=float(times.max()),
-        device_ms=_mean_between(before.compute_infer, after.compute_infer),
-        queue_ms=_mean_between(before.queue, after.queue),
-        engines=dict(answers - answered),
-    )
-    output.emit(done, lambda console: _print_bench(console, done))
+    figures = {
+        "median_ms": float(np.median(times)),
+        "mean_ms": float(times.mean()),
+        "std_ms": float(times.std(ddof=1)) if len(times) > 1 else 0.0,  # Of the sample
+        "p95_ms": float(np.percentile(times, 95)),
+        "min_ms": float(times.min()),
+        "max_ms": float(times.max()),
+        "device_ms": _mean_between(before.compute_infer, after.compute_infer),
+        "queue_ms": _mean_between(before.queue, after.queue),
+    }
+    engines = dict(answers - answered)  # Those to other clients included
+    document = {"model": arguments.model, "runs": len(times), **figures, "engines": engines}
+
+    def show(console: Console) -> None:
+        line(console, f"{arguments.model}, {len(times)} inferences through the socket, in milliseconds:")
+        rows = [(_LABELS[name], f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
+        console.print(fields([*rows, _answered_row(engines)]))
+
+    output.emit(document, show)
 
 
 def _time_runs(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
@@ -459,19 +454,3 @@ def _answers(client: Client, model: str) -> Counter[str]:
 def _answered_row(engines: Mapping[str, int]) -> tuple[str, str]:
     counts = (f"{engine_name(kind)} {count}" for kind, count in sorted(engines.items()))
     return "answered by", ", ".join(counts)
-
-
-def _print_bench(console: Console, done: Benched) -> None:
-    line(console, f"{done.model}, {done.runs} inferences through the socket, in milliseconds:")
-    figures = {
-        "median": done.median_ms,
-        "mean": done.mean_ms,
-        "std": done.std_ms,
-        "95 % within": done.p95_ms,
-        "fastest": done.min_ms,
-        "slowest": done.max_ms,
-        "in the engine": done.device_ms,
-        "in the queue": done.queue_ms,
-    }
-    rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
-    console.print(fields([*rows, _answered_row(done.engines)]))
