@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tests.tuner.liars import family
 
-from honed.machine import devices, kernellog, peaks
+from honed.machine import devices, peaks
+from honed.machine.kernellog.reader import open_reader
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -46,7 +47,7 @@ def main() -> int:
     outcomes: Counter[Outcome] = Counter()
     began = time.monotonic()
     try:
-        log = kernellog.open_reader()
+        log = open_reader()
     except HonedError as error:
         log = None
         print(f"without the kernel log: {error}")

@@ -22,7 +22,7 @@ from tests.tuner.nvidia import faults, prebuild, tuning
 from tests.tuner.nvidia.sidebyside import compare
 
 from honed.machine import devices, peaks
-from honed.machine.kernellog import Reader, open_reader
+from honed.machine.kernellog.reader import Reader, open_reader
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer

@@ -25,8 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
-from honed.machine import devices, kernellog
+from honed.machine import devices
 from honed.machine.families import mali_model
+from honed.machine.kernellog.reader import Reader, find_fault, open_reader
+from honed.machine.kernellog.story import DatedFault, group
 from honed.machine.peaks import survey
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
@@ -173,10 +175,10 @@ class _KernelLog:
     """A reader of the kernel log's records since its creation."""
 
     def __init__(self) -> None:
-        self._reader: kernellog.Reader | None = None
+        self._reader: Reader | None = None
         self._why = ""
         try:
-            self._reader = kernellog.open_reader()
+            self._reader = open_reader()
         except HonedError as error:
             self._why = str(error)
 
@@ -184,11 +186,11 @@ class _KernelLog:
         """Return each new fault as the kernel wrote it."""
         if self._reader is None:
             return f"not known: {self._why}\n"
-        found: list[kernellog.DatedFault] = []
+        found: list[DatedFault] = []
         with suppress(HonedError):
             while records := self._reader.read():
-                found += [one for one in map(kernellog.find_fault, records) if one is not None]
-        stories = kernellog.group(found)
+                found += [one for one in map(find_fault, records) if one is not None]
+        stories = group(found)
         lines = [
             f"{story.severity}: {' / '.join(s.fault.text.strip() for s in story.seen)}" for story in stories
         ]

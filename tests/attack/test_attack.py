@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.machine.kernellog import parse
+from honed.machine.kernellog.parse import parse
 from honed.protocol.errors import ModelFileError
 from honed.runtime.compiled import modelfile
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.config import settings
-from honed.machine.kernellog import group, parse
+from honed.machine.kernellog.parse import parse
 from honed.machine.kernellog.reader import parse_raw
-from honed.machine.kernellog.story import DatedFault
+from honed.machine.kernellog.story import DatedFault, group
 from honed.runtime.errors import HonedError
 
 from .attack import Attack

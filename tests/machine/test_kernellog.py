@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine.kernellog import Driver, Severity, parse
+from honed.machine.kernellog.fault import Driver, Severity
+from honed.machine.kernellog.parse import parse
 
 SAMPLES = [
     json.loads(line)

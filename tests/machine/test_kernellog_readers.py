@@ -20,12 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine.kernellog import Driver, Record, find_fault, open_reader, parse
+from honed.machine.kernellog.fault import Driver
+from honed.machine.kernellog.parse import parse
 from honed.machine.kernellog.reader import (
     JournalReader,
     KmsgReader,
     LogClock,
+    Record,
     device_name,
+    find_fault,
+    open_reader,
     parse_raw,
 )
 from honed.runtime.errors import Unavailable
@@ -356,13 +360,13 @@ def test_without_permission_it_says_which_group(tmp_path: Path, closed: str) -> 
     # Imports first: an ordinary user may not be able to read this checkout.
     code = """
 import os, pathlib, sys, systemd.journal
-from honed.machine.kernellog import open_reader, reader
+from honed.machine.kernellog import reader
 folder = pathlib.Path(sys.argv[1])
 reader.JOURNALS = (folder / "journal",)
 reader.KmsgReader.__init__.__defaults__ = (str(folder / "kmsg"),)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
-    open_reader()
+    reader.open_reader()
 except Exception as error:
     print(type(error).__name__, error)
 """

@@ -12,20 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine.kernellog import (
+from honed.machine.kernellog.fault import Driver, Severity
+from honed.machine.kernellog.parse import parse
+from honed.machine.kernellog.story import (
     LATE_S,
     Attribution,
     Certainty,
     DatedFault,
-    Driver,
     FaultIncident,
     GpuRun,
     Process,
-    Severity,
     attribute,
     group,
     ids_of,
-    parse,
 )
 
 MALI, JM, PANTHOR = "mali fb000000.gpu: ", "mali ffe40000.gpu: ", "panthor fb000000.gpu: [drm] "

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.machine.kernellog import Driver, Severity, parse
 from honed.machine.kernellog.drivers import TABLES
-from honed.machine.kernellog.fault import Fault, Pattern, RecordTable
-from honed.machine.kernellog.parse import find
+from honed.machine.kernellog.fault import Driver, Fault, Pattern, RecordTable, Severity
+from honed.machine.kernellog.parse import find, parse
 
 RECORDS = [
     json.loads(line)

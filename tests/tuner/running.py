@@ -18,7 +18,7 @@ import psutil
 from onnx import helper
 
 from honed.jobs.events import News, to_map
-from honed.machine.kernellog import Reader
+from honed.machine.kernellog.reader import Reader
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer

@@ -19,7 +19,7 @@ from pathlib import Path
 import dask
 from distributed import Security, Status, Worker
 
-from honed.machine.kernellog import Reader
+from honed.machine.kernellog.reader import Reader
 from honed.machine.peaks import Survey, survey
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable

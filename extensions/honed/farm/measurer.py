@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from honed.jobs import commands
-from honed.machine.kernellog import FaultIncident
+from honed.machine.kernellog.story import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile, higher_peaks
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure.candidate import Begin, Candidate, Workload

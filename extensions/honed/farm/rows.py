@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 
 import msgpack
 
-from honed.machine.kernellog import DatedFault, FaultIncident, group, parse
+from honed.machine.kernellog.parse import parse
+from honed.machine.kernellog.story import DatedFault, FaultIncident, group
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure.candidate import Candidate, Workload

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.jobs import commands
-from honed.machine.kernellog import FaultIncident
+from honed.machine.kernellog.story import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks

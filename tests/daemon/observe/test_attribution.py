@@ -14,7 +14,7 @@ from honed.daemon.observe.faults import (
     whose,
 )
 from honed.jobs.events import Quarantined
-from honed.machine.kernellog import Record
+from honed.machine.kernellog.reader import Record
 from honed.protocol.service import KernelFault
 
 OURS = ServiceProcesses(workers=frozenset({11, 12}), since=1000.0)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from honed.daemon.observe.kernelwatch import KernelWatch
-from honed.machine.kernellog import Reader, Record
+from honed.machine.kernellog.reader import Reader, Record
 from honed.protocol.service import FaultFigures
 from honed.runtime.errors import PermissionDenied
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.observe.faults import EndedProcess, ServiceProcesses
-from honed.machine.kernellog import Record
+from honed.machine.kernellog.reader import Record
 from honed.runtime.errors import PermissionDenied
 from honed.tool.commands import faults
 from honed.tool.commands.records import check_access, create_records
@@ -185,7 +185,7 @@ def test_usage_of_records(hone: Hone) -> None:
 def test_faults(hone: Hone, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Records.open(state / "records.sqlite") as records:
         records.begin(new(9))  # in flight: not in quarantine yet
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([PAGE_FAULT, ORDINARY]))
+    monkeypatch.setattr("honed.machine.kernellog.reader.open_reader", lambda **_: Log([PAGE_FAULT, ORDINARY]))
     told = document(hone("faults", f"--state-dir={state}", "--json"))
     (candidate,) = told["quarantined"]
     assert (candidate["name"], candidate["outcome"], candidate["reason"]) == (
@@ -212,7 +212,7 @@ def test_faults_without_records_or_a_kernel_log(
     def denied(**_: object) -> None:
         raise PermissionDenied("the kernel log cannot be read: join group systemd-journal")
 
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", denied)
+    monkeypatch.setattr("honed.machine.kernellog.reader.open_reader", denied)
     told = document(hone("faults", f"--state-dir={tmp_path}", "--json"))
     assert told["quarantined"] == []
     assert told["kernel_log"] == {
@@ -224,7 +224,7 @@ def test_faults_without_records_or_a_kernel_log(
     assert status == 0
     assert "No candidate is in quarantine." in text
     assert "The kernel log cannot be read: join group systemd-journal." in text
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
+    monkeypatch.setattr("honed.machine.kernellog.reader.open_reader", lambda **_: Log([ORDINARY]))
     assert "holds no fault of a GPU" in hone("faults", f"--state-dir={tmp_path}")[1]
 
 
@@ -240,7 +240,7 @@ def test_processes_of_the_service_that_crashed_are_listed(
     )
     service = ServiceProcesses(workers=frozenset({4321}), since=1.6e9, ended=(ended,))
     monkeypatch.setattr("honed.tool.commands.faults.of_service", lambda _: service)
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
+    monkeypatch.setattr("honed.machine.kernellog.reader.open_reader", lambda **_: Log([ORDINARY]))
     (listed,) = document(hone("faults", f"--state-dir={tmp_path}", "--json"))["ended_processes"]
     assert (listed["engine"], listed["pid"], listed["kind"]) == ("ONNX Runtime/CPU", 4321, "crashed")
     text = hone("faults", f"--state-dir={tmp_path}")[1]
@@ -249,7 +249,7 @@ def test_processes_of_the_service_that_crashed_are_listed(
 
 
 def test_every_reach_of_a_fault_is_explained() -> None:
-    from honed.machine.kernellog import Severity
+    from honed.machine.kernellog.fault import Severity
 
     assert set(faults.REACH) == set(Severity)
 

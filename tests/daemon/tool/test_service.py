@@ -18,7 +18,7 @@ import pytest
 
 from honed.daemon.observe.faults import OTHER, SERVICE, ours
 from honed.machine.devices import Device
-from honed.machine.kernellog import Record
+from honed.machine.kernellog.reader import Record
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.params import MetricsParams, Nothing
 from honed.report.command import page
@@ -380,7 +380,7 @@ def test_faults_of_others_are_shown_and_not_blamed(
     def log(**_: object) -> Log:
         return Log([record(worker, 100.0), record(4_000_001, 200.0)])
 
-    monkeypatch.setattr("honed.machine.kernellog.open_reader", log)
+    monkeypatch.setattr("honed.machine.kernellog.reader.open_reader", log)
     run: Callable[..., str] = lambda *words: (main(words), capsys.readouterr().out)[1]  # noqa: E731
     here = ("--state-dir", str(service.state))  # the log is read by the tool, not by the service
     listed = json.loads(run("faults", "--json", *here))["kernel_log"]["faults"]

@@ -10,7 +10,7 @@ import pytest
 from honed.farm import rows
 from honed.farm.boards import FarmChoice, choose_device
 from honed.farm.measurer import FarmMeasurer
-from honed.machine.kernellog import FaultIncident
+from honed.machine.kernellog.story import FaultIncident
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Begin, Candidate, Workload

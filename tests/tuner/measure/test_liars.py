@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from honed.machine.devices import Device
-from honed.machine.kernellog import Record
-from honed.machine.kernellog.reader import KmsgReader
+from honed.machine.kernellog.reader import KmsgReader, Record
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import MeasureLimits, Workload

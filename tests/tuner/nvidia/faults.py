@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from honed.jobs.events import News, Trial, to_map
-from honed.machine.kernellog import Reader
+from honed.machine.kernellog.reader import Reader
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.lower.schedule import default_kernels

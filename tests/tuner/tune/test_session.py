@@ -13,7 +13,7 @@ import pytest
 
 from honed.machine import peaks
 from honed.machine.devices import Device
-from honed.machine.kernellog import Reader
+from honed.machine.kernellog.reader import Reader
 from honed.machine.peaks import survey
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, SearchStrategy

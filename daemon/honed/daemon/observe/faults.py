@@ -11,7 +11,8 @@ from honed.protocol.service import KernelFault, KernelLog, WorkerEnd
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
-    from honed.machine.kernellog import DatedFault, FaultIncident, Reader, Record
+    from honed.machine.kernellog.reader import Reader, Record
+    from honed.machine.kernellog.story import DatedFault, FaultIncident
     from honed.protocol.service import Metrics, Status
 
 
@@ -27,7 +28,7 @@ WHOSE = {
 
 def kernel_log() -> KernelLog:
     """Return the faults in the kernel log since the machine started, or why it cannot be read (blocking)."""
-    from honed.machine.kernellog import open_reader
+    from honed.machine.kernellog.reader import open_reader
     from honed.protocol.errors import PermissionDenied, Unavailable
 
     try:
@@ -42,7 +43,8 @@ def kernel_log() -> KernelLog:
 
 def stories(reader: Reader) -> Iterator[KernelFault]:
     """Yield every fault in the log, oldest first."""
-    from honed.machine.kernellog import find_fault, group
+    from honed.machine.kernellog.reader import find_fault
+    from honed.machine.kernellog.story import group
 
     found: list[tuple[Record, DatedFault]] = []
     while records := reader.read():

@@ -15,16 +15,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from honed.daemon.aio import in_thread
-from honed.machine.kernellog import (
-    DatedFault,
-    FaultIncident,
-    Reader,
-    Severity,
-    find_fault,
-    group,
-    open_reader,
-)
-from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
+from honed.machine.kernellog.fault import Severity
+from honed.machine.kernellog.reader import Reader, find_fault, open_reader
+from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S, DatedFault, FaultIncident, group
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
 

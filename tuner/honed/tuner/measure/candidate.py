@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from honed.machine.kernellog import FaultIncident
+from honed.machine.kernellog.story import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call
 from honed.runtime.compiled.model import Buffer, Place

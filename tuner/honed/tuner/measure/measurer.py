@@ -13,20 +13,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from honed.machine.kernellog import (
-    SETTLE_S,
+from honed.machine.kernellog.fault import Severity
+from honed.machine.kernellog.reader import SETTLE_S, Reader, find_fault, open_reader
+from honed.machine.kernellog.story import (
     Certainty,
     DatedFault,
     FaultIncident,
     GpuRun,
     Process,
-    Reader,
-    Severity,
     attribute,
-    find_fault,
     group,
     ids_of,
-    open_reader,
 )
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild

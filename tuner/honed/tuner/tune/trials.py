@@ -10,7 +10,7 @@ from statistics import median
 from typing import TypeVar
 
 from honed.jobs.events import Spent
-from honed.machine.kernellog import FaultIncident
+from honed.machine.kernellog.story import FaultIncident
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
