@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.messages import Added, Event, Load, ModelUnavailable, Unload, VerifyProbe, WorkerReady
+from honed.daemon.core.messages import Added, Event, Load, Log, Unload, VerifyProbe, WorkerReady
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.loader import Loader, ProofCache
@@ -120,8 +120,8 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
                         news.append(await loader.prove(action))
                     case Unload():
                         await loader.tell(UnloadModel(key=action.key))
-                    case ModelUnavailable():
-                        given_up.append(action.why)
+                    case Log(sentence):
+                        given_up.append(sentence.partition(" is not served any more: ")[2])
 
     asyncio.run(go())
     return model, given_up

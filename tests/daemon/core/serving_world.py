@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
@@ -33,6 +34,7 @@ DEVICES = ("gpu", "spare", "cpu")
 CPU_ENGINES = (CPU_ENGINE, USERS_ENGINE, ISOLATING, USERS_ISOLATING)
 COMPILED = cast(Any, "a compiled model")
 CHECKED = ModelChecked(device="", outputs=())
+ROLLED_BACK = re.compile(r"model (.*): version (\d+) is rolled back to (\d+) ")
 
 
 def owner_of(name: str) -> int | None:
@@ -174,9 +176,11 @@ class World:
                 assert not model.manifest.decision.pinned_engine, "there is nothing to choose"
                 assert model.number not in {compare.model.number for compare in self.compares}
                 self.compares.append(action)
-            case do.VersionRolledBack(name, left, served):
-                assert left != served
-                self.condemned.add((name, left))
+            case do.Log(sentence):
+                if rolled_back := ROLLED_BACK.match(sentence):
+                    name, left, served = rolled_back.groups()
+                    assert left != served
+                    self.condemned.add((name, int(left)))
             case do.Kill(engine):
                 self.break_worker(engine)
             case do.StartServer(engine):

@@ -122,7 +122,7 @@ def test_a_successor_that_serves_settles_and_lets_go_of_the_one_before() -> None
     assert before.key in world.loaded["gpu"]
     world.judge(world.judges[0], "well")
     assert before.key not in world.loaded["gpu"]
-    assert do.CanaryPromoted("a", 2) in world.done
+    assert do.Log("model a: version 2 has served cleanly", error=False) in world.done
     world.persist(world.persists[0])
     assert world.disk["a"].history.current.settled
 

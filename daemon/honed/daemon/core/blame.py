@@ -13,7 +13,7 @@ from honed.daemon.core.queue import ATTEMPTS, Ticket
 from honed.protocol.errors import InvalidArgument, Unavailable
 
 from . import versions
-from .messages import Isolated, Refuse, Rejoined, WorkerLost
+from .messages import Log, Refuse, WorkerLost
 from .model import (
     MAX_CRASHES,
     MAX_CRASHES_AN_HOUR,
@@ -188,7 +188,7 @@ def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
     seconds = model.crash_record.count_isolation()
     model.isolated = f"{why}; it runs in a process apart from the other models for {seconds:g} s"
     model.isolated_until = core.now + seconds
-    core.act(Isolated(model.name, model.isolated))
+    core.act(Log(f"model {model.name}: {model.isolated}"))
     _change_process(core, model, shared)
 
 
@@ -202,7 +202,7 @@ def _rejoin(core: Core, model: ServedModel) -> None:
         return
     model.isolated = ""
     model.crash_record.crashes = 0
-    core.act(Rejoined(model.name))
+    core.act(Log(f"model {model.name} runs among the other models again", error=False))
     _change_process(core, model, apart)
 
 

@@ -11,13 +11,10 @@ from honed.protocol.values import OrtSessionConfig
 from . import blame, versions
 from .messages import (
     CompareEngines,
-    EngineChanged,
     EngineChosen,
     EnginesNotCompared,
-    FailbackRefused,
-    FailedBack,
-    FailedOver,
     InferenceTimed,
+    Log,
     OptimisationChecked,
     Persist,
     ServerStopped,
@@ -95,7 +92,7 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
     model.crash_record.crashes = 0
     core.requeue(model.name, left.name, engine.name)
     core.undeploy(model, left)
-    core.act(FailedBack(model.name, engine.label))
+    core.act(Log(f"model {model.name} is served by {engine.label} again", error=False))
     stop_if_unneeded(core, left)
 
 
@@ -106,7 +103,7 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
     stand_in = core.engines[model.engine].label
     model.failover_reason = f"{stand_in} stands in for {engine.label}, which fails: {reason}"
-    core.act(FailbackRefused(model.name, stand_in, reason))
+    core.act(Log(f"model {model.name} stays on {stand_in}: {reason}"))
 
 
 def tick(core: Core, _: Tick) -> None:
@@ -164,8 +161,8 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
         model.engine, model.failover_reason = other.name, away
         core.requeue(model.name, engine.name, other.name)
         wake_for(core, other, model)
-    names = tuple(model.name for model in models)
-    core.act(FailedOver(engine.label, other.label, names, engine.reason))
+    names, lost = ", ".join(model.name for model in models), f"{engine.label} is lost ({engine.reason})"
+    core.act(Log(f"{lost}: {other.label} stands in for it and serves {names}"))
     load_next(core, other)
     run_next(core, other)
 
@@ -296,7 +293,7 @@ def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) ->
     versions.end_trial(core, model)
     model.rejected_by.discard(target.name)
     left, model.preferred_engine = core.engines[model.preferred_engine], target.name
-    core.act(EngineChanged(model.name, target.label, why))
+    core.act(Log(f"model {model.name} is to be served by {target.label} from now on: {why}", error=False))
     if left.name != model.engine and left.name in model.deployments:
         core.undeploy(model, left)
     stop_if_unneeded(core, left)

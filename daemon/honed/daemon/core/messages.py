@@ -489,84 +489,6 @@ class InspectFile(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRolledBack(Action):
-    """Log that a version failed and the previous one serves again."""
-
-    model: str
-    left: int
-    served: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUnavailable(Action):
-    """Log that a model is not served any more."""
-
-    model: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryPromoted(Action):
-    """Log that a canary has served without a fault and is promoted."""
-
-    model: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailedOver(Action):
-    """Log that an engine is lost and another serves its models."""
-
-    engine: str
-    other: str
-    models: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailedBack(Action):
-    """Log that a model is back on its preferred engine."""
-
-    model: str
-    engine: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailbackRefused(Action):
-    """Log that a model's preferred engine is back but cannot run the model."""
-
-    model: str
-    engine: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReplaced(Action):
-    """Log that an engine cannot serve a model and another has replaced it."""
-
-    model: str
-    engine: str
-    other: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Isolated(Action):
-    """Log that ONNX Runtime now runs a model in a process apart from the others."""
-
-    model: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rejoined(Action):
-    """Log that ONNX Runtime runs a model in the shared process again."""
-
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class CompareEngines(Action):
     """Time a model on device and CPU engine in turns; ends with EngineChosen or EnginesNotCompared."""
 
@@ -574,18 +496,8 @@ class CompareEngines(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChanged(Action):
-    """Log that a model has another preferred engine."""
+class Log(Action):
+    """Log what the machine did: with `error` because of a failure, else for information."""
 
-    model: str
-    engine: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailed(Action):
-    """Log that a run of a model failed with its worker."""
-
-    model: str
-    attempt: int
-    why: str
+    sentence: str
+    error: bool = True

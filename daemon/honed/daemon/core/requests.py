@@ -8,11 +8,11 @@ from honed.protocol.errors import NotLoaded, OutOfMemory, PreconditionBroken, Un
 from . import blame, engines, versions
 from .messages import (
     Answer,
-    AttemptFailed,
     ClientGaveUp,
     ClientGone,
     EndRun,
     Kill,
+    Log,
     Refuse,
     RequestArrived,
     RequestRejected,
@@ -112,7 +112,7 @@ def worker_failed(core: Core, event: WorkerFailed) -> None:
     running = _end_run(core, engine, event.request)
     engine.worker_ends()
     engine.fallen.append(running)
-    core.act(AttemptFailed(running.model.name, running.ticket.attempts, event.reason))
+    core.act(_failed_attempt(running, event.reason))
     if event.device:
         # The worker's device context may be broken.
         core.act(Kill(engine.name, f"the device failed: {event.reason}"))
@@ -130,7 +130,7 @@ def request_rejected(core: Core, event: RequestRejected) -> None:
     if isinstance(event.error, NotLoaded):
         core.mark_unloaded(engine, running.model.key_on(engine.name))
         if not is_cpu(engine.name):  # CPU engines evict models as a rule
-            core.act(AttemptFailed(running.model.name, ticket.attempts, str(event.error)))
+            core.act(_failed_attempt(running, event.error))
     alone = ticket.empty is not None  # Features that join requests or keep state retry by themselves
     if isinstance(event.error, PreconditionBroken) and not ticket.needs_cpu_engine:
         running.model.statistics.count_precondition()
@@ -145,6 +145,10 @@ def request_rejected(core: Core, event: RequestRejected) -> None:
     elif not running.abandoned:
         core.act(Refuse(ticket.number, event.error))
     _go_on(core, engine)
+
+
+def _failed_attempt(running: RunningRequest, reason: object) -> Log:
+    return Log(f"model {running.model.name}: attempt {running.ticket.attempts} failed: {reason}")
 
 
 def _takes_open(core: Core, ticket: Ticket) -> bool:

@@ -15,18 +15,15 @@ from honed.protocol.errors import AlreadyExists, Unavailable
 from .messages import (
     CanaryCompared,
     CanaryComparisonCrashed,
-    CanaryPromoted,
     CompareCanary,
-    EngineReplaced,
     Inspected,
     InspectFile,
-    ModelUnavailable,
+    Log,
     Persist,
     Pinned,
     SuccessorReady,
     SuccessorRejected,
     VersionChosen,
-    VersionRolledBack,
 )
 from .model import Canary, Deployment, Engine, Phase, ServedModel, State, is_cpu, kind_of
 from .scheduling import admit, load_next, load_now, run_next, stop_if_unneeded, wake_for
@@ -107,7 +104,8 @@ def canary_compared(core: Core, event: CanaryCompared) -> None:
         return
     end_trial(core, model)
     _settle(core, model)
-    core.act(CanaryPromoted(model.name, model.manifest.history.current.number))
+    number = model.manifest.history.current.number
+    core.act(Log(f"model {model.name}: version {number} has served cleanly", error=False))
 
 
 def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> None:
@@ -151,7 +149,7 @@ def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = Fals
     reason = f"{model.failover_reason}, and there {reason}" if model.failover_reason else reason
     if for_now:
         reason = _schedule_retry(core, model, model.deployment, reason)
-    core.act(ModelUnavailable(model.name, reason))
+    core.act(Log(f"model {model.name} is not served any more: {reason}"))
     fail(core, model, reason)
 
 
@@ -197,7 +195,8 @@ def _switch_for_good(core: Core, model: ServedModel, reason: str) -> bool:
     core.undeploy(model, left)
     if other.name not in model.deployments or model.deployments[other.name].state is State.UNAVAILABLE:
         core.deploy(model, other.name)
-    core.act(EngineReplaced(model.name, left.label, other.label, reason))
+    served = f"model {model.name} is served by {other.label} from now on"
+    core.act(Log(f"{served}, and not by {left.label}: {reason}"))
     core.act(Persist(model))
     wake_for(core, other, model)
     stop_if_unneeded(core, left)
@@ -229,7 +228,8 @@ def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) ->
         manifest, before.compiled, model.device, home=model.preferred_engine, engine=model.engine
     )
     earlier.failover_reason = model.failover_reason
-    core.act(VersionRolledBack(model.name, history.current.number, number, why))
+    left = f"model {model.name}: version {history.current.number}"
+    core.act(Log(f"{left} is rolled back to {number} and not served again: {why}"))
     core.install(earlier)
     end_trial(core, model)
     core.unload_unused(model.engine, model.key_on(model.engine))

@@ -175,12 +175,6 @@ class EngineManager:
                 self.requests.answer(request)
             case messages.Refuse(request, error):
                 self.requests.refuse(request, error)
-            case messages.Load() | messages.VerifyProbe() | messages.Unload() | messages.Kill():
-                self._perform_on_worker(action, self.servers[action.engine])
-            case messages.StartServer(engine):
-                self._start(engine)
-            case messages.StopServer(engine):
-                self._begin(self._follow(self._stop(self.servers[engine])))
             case messages.CompareCanary(model):
                 self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
@@ -189,24 +183,29 @@ class EngineManager:
                 self._begin(self._follow(self.compare_engines(model)))
             case messages.InspectFile(model):
                 self._begin(self._follow(self._inspect(model)))
+            case messages.Log(sentence, failed):
+                _log.log(logging.ERROR if failed else logging.INFO, "%s", sentence)
             case _:
-                _log_action(action)
+                self._perform_on_server(action)
 
-    def _perform_on_worker(
-        self,
-        action: messages.Load | messages.VerifyProbe | messages.Unload | messages.Kill,
-        server: EngineServer,
-    ) -> None:
-        """Perform an action that is cancelled when the present worker ends."""
+    def _perform_on_server(self, action: messages.Action) -> None:
+        """Perform an action on an engine's worker; what it begins there ends with the worker."""
         match action:
-            case messages.Load():
+            case messages.Load(engine):
+                server = self.servers[engine]
                 server.with_worker(self._begin(self._follow(server.loader.restore(action))))
-            case messages.VerifyProbe():
+            case messages.VerifyProbe(engine):
+                server = self.servers[engine]
                 server.with_worker(self._begin(self._follow(server.loader.prove(action))))
-            case messages.Unload(_, key):
+            case messages.Unload(engine, key):
+                server = self.servers[engine]
                 server.with_worker(self._begin(server.loader.unload(key)))
-            case messages.Kill(_, reason):
-                server.supervisor.kill(reason)
+            case messages.Kill(engine, reason):
+                self.servers[engine].supervisor.kill(reason)
+            case messages.StartServer(engine):
+                self._start(engine)
+            case messages.StopServer(engine):
+                self._begin(self._follow(self._stop(self.servers[engine])))
 
     def _run(self, action: messages.Run) -> None:
         if (work := self.requests.run(action)) is not None:
@@ -400,32 +399,3 @@ class EngineManager:
         ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
         return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
-
-
-def _log_action(action: messages.Action) -> None:
-    """Log an action, if it is one of those that report something."""
-    match action:
-        case messages.AttemptFailed(model, attempt, why):
-            _log.error("model %s: attempt %d failed: %s", model, attempt, why)
-        case messages.VersionRolledBack(model, left, served, why):
-            message = "model %s: version %d is rolled back to %d and not served again: %s"
-            _log.error(message, model, left, served, why)
-        case messages.ModelUnavailable(model, why):
-            _log.error("model %s is not served any more: %s", model, why)
-        case messages.CanaryPromoted(model, version):
-            _log.info("model %s: version %d has served cleanly", model, version)
-        case messages.FailedOver(engine, other, models, why):
-            message = "%s is lost (%s): %s stands in for it and serves %s"
-            _log.error(message, engine, why, other, ", ".join(models))
-        case messages.EngineReplaced(model, engine, other, why):
-            _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
-        case messages.EngineChanged(model, engine, why):
-            _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
-        case messages.Isolated(model, why):
-            _log.error("model %s: %s", model, why)
-        case messages.Rejoined(model):
-            _log.info("model %s runs among the other models again", model)
-        case messages.FailedBack(model, engine):
-            _log.info("model %s is served by %s again", model, engine)
-        case messages.FailbackRefused(model, engine, why):
-            _log.error("model %s stays on %s: %s", model, engine, why)
