@@ -340,16 +340,18 @@ class Batcher(Feature):
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(m.plan.call(m.call.data, key) for m in members))
 
-        batch, work = await self._pool.requests.ask_for(
+        regions = {region.number: region for plan in plans for region in plan.regions}
+        work = await self._pool.requests.ask_for(
             first.connection.client,
             runner,
             call,
-            regions=[region for plan in plans for region in plan.regions],
+            regions=tuple(regions.values()),
             priority=plans[0].priority,
             timeout=max(member.member.deadline for member in members) - arrived,
             open_shape=not fits,
             empty=plans[0].empty or None,
         )
+        [batch] = work.answers
         runner.statistics.count_batch(len(plans))
         self._ledger.count_run(runner, batch.members[0].infer_ns, fits=fits)
         return [

@@ -282,7 +282,7 @@ class Decoders(Feature):
         ) -> StepResult:
             assert runner is not None
             file = runner is entry
-            ran, work = await self.pool.requests.ask_for(
+            work = await self.pool.requests.ask_for(
                 call.connection.client,
                 runner,
                 call_for,
@@ -293,6 +293,7 @@ class Decoders(Feature):
                 empty=plan.empty if file else None,
                 held=True,
             )
+            [ran] = work.answers
             took.append((work, ran, plan))
             infer_ns = ran.result.infer_ns / max(1, len(ran.tokens))
             self.usage_log.count_run(runner, infer_ns, fits=not file)

@@ -49,20 +49,17 @@ class PendingRequest(Generic[R]):
     `call` takes the model's key at the time of the run. Each of the `runs` waits in the queue by itself.
     """
 
+    number: int
     call: Callable[[str], WorkerCall[R]]
-    regions: list[HeldRegion]
-    runs: int = 1
+    regions: Sequence[HeldRegion]
+    runs: int
+    done: Ending  # Ends when all answers have arrived, or with an error
+    needs_cpu_engine: bool  # Compiled files do not accept its shapes or values
     answers: list[R] = field(default_factory=list)
     started: float = 0.0
     model: ServedModel | None = None  # Model of the last run
     version: int = 0  # Version of that model
     engine: str = ""  # Engine of the last run
-    needs_cpu_engine: bool = False  # Compiled files do not accept its shapes or values
-    empty: EmptyAxes = None
-    held: bool = False  # State that the request needs lies in the worker
-    number: int = 0
-    # Called when all answers have arrived, or with an error; more than once unless `end` is called then.
-    on_end: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
 
 
 class InFlightRequests:
@@ -107,13 +104,17 @@ class InFlightRequests:
         Returns the result of ModelInfer, as a map to send, and the worker's result. Raises the run's error.
         """
         arrived = time.monotonic()
-        work = PendingRequest(
-            call=partial(plan.call, data),
+        work = await self.ask_for(
+            client,
+            model,
+            partial(plan.call, data),
             regions=plan.regions,
-            needs_cpu_engine=plan.needs_cpu_engine,
+            priority=plan.priority,
+            timeout=timeout,
+            open_shape=plan.needs_cpu_engine,
             empty=plan.empty,
         )
-        [answer] = await self._ask(client, model, plan.priority, timeout, work)
+        [answer] = work.answers
         ran = work.model or model
         if work.engine == ran.device:  # Another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
@@ -130,28 +131,57 @@ class InFlightRequests:
         model: ServedModel,
         call: Callable[[str], WorkerCall[R]],
         *,
-        regions: Sequence[HeldRegion],
+        regions: Sequence[HeldRegion] = (),
         priority: int,
         timeout: float,
-        open_shape: bool,
+        open_shape: bool = False,
         empty: EmptyAxes = None,
         held: bool = False,
-    ) -> tuple[R, PendingRequest[R]]:
-        """Queue a call for a model as a request, and return the worker's answer and the ended request.
+        runs: int = 1,
+    ) -> PendingRequest[R]:
+        """Queue a call for a model as a request, and return the ended request with the worker's answers.
 
         `open_shape`: only the CPU engine accepts its shapes; `empty`: its inputs with sizes of 0, and their
-        axes; `held`: it needs state that lies in the worker, or leaves some there.
+        axes; `held`: it needs state that lies in the worker, or leaves some there. Raises DeadlineExceeded
+        after `timeout` seconds, and as `core.requests.request_arrived`.
         """
-        regions_held = {region.number: region for region in regions}
-        work = PendingRequest(
-            call=call,
-            regions=list(regions_held.values()),
+        now, number = time.monotonic(), next(self._numbers)
+        ticket = Ticket(
+            number=number,
+            client=client,
+            model=model.name,
+            priority=priority,
+            arrived=now,
+            deadline=now + timeout,
             needs_cpu_engine=open_shape,
             empty=empty,
             held=held,
         )
-        [answer] = await self._ask(client, model, priority, timeout, work)
-        return answer, work
+        work = self._work[number] = PendingRequest(
+            number=number,
+            call=call,
+            regions=regions,
+            runs=runs,
+            done=Ending(self._loop),
+            needs_cpu_engine=open_shape,
+        )
+        self._deadlines.set(number, ticket.deadline)
+        for region in regions:
+            region.hold()
+        try:
+            self._handle(messages.RequestArrived(ticket))
+            await work.done
+        except BaseException:
+            self._forget(work)
+            self._handle(messages.ClientGaveUp(number))
+            raise
+        self._forget(work)
+        return work
+
+    def _forget(self, work: PendingRequest[Any]) -> None:
+        del self._work[work.number]
+        self._deadlines.drop(work.number)
+        self._release(work)
 
     def record_run(
         self,
@@ -199,69 +229,12 @@ class InFlightRequests:
             path = self._store.run_as(path, self._models.session_config(key).half)
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
-        work = PendingRequest(call=call, regions=[], runs=runs)
-        return merge_profiles(await self._ask(client, model, 2, PROFILE_SECONDS, work))
-
-    async def _ask(
-        self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
-    ) -> list[R]:
-        """Return the answers of the worker; raise DeadlineExceeded after `timeout` seconds."""
-        done = Ending(self._loop)
-        work.on_end = lambda _, error: done.end(error)
-        self.begin(client, model, priority, timeout, work)
-        try:
-            await done
-        except BaseException:
-            self.end(work, failed=True)
-            raise
-        self.end(work)
-        return work.answers
-
-    def begin(
-        self,
-        client: ClientId,
-        model: ServedModel,
-        priority: int,
-        timeout: float,
-        work: PendingRequest[Any],
-    ) -> None:
-        """Enqueue a request; `work.on_end` may be called before this returns, or later.
-
-        Then, or when it no longer waits, the caller calls `end`. Raises as `core.requests.request_arrived`.
-        """
-        now, work.number = time.monotonic(), next(self._numbers)
-        ticket = Ticket(
-            number=work.number,
-            client=client,
-            model=model.name,
-            priority=priority,
-            arrived=now,
-            deadline=now + timeout,
-            needs_cpu_engine=work.needs_cpu_engine,
-            empty=work.empty,
-            held=work.held,
-        )
-        self._work[work.number] = work
-        self._deadlines.set(work.number, ticket.deadline)
-        for region in work.regions:
-            region.hold()
-        try:
-            self._handle(messages.RequestArrived(ticket))
-        except BaseException:
-            self.end(work)
-            raise
-
-    def end(self, work: PendingRequest[Any], *, failed: bool = False) -> None:
-        """Forget a request that its caller no longer waits for; one that `failed` may still wait or run."""
-        del self._work[work.number]
-        self._deadlines.drop(work.number)
-        self._release(work)
-        if failed:
-            self._handle(messages.ClientGaveUp(work.number))
+        work = await self.ask_for(client, model, call, priority=2, timeout=PROFILE_SECONDS, runs=runs)
+        return merge_profiles(work.answers)
 
     def _late(self, number: int) -> None:
         where = "while it ran" if self._work[number].started else "before its turn came"
-        self.refuse(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
+        self.finish(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
 
     def run(self, action: Run) -> Coroutine[Any, Any, None] | None:
         """Start a run on a worker; return a coroutine that starts it if regions must be mapped first.
@@ -360,15 +333,10 @@ class InFlightRequests:
         else:
             self._on_run(messages.RunSucceeded(engine, work.number, more=len(work.answers) < work.runs))
 
-    def answer(self, request: int) -> None:
-        """Complete a request with the results of its runs."""
+    def finish(self, request: int, error: HonedError | None = None) -> None:
+        """End a request: all its answers have arrived, or it failed with an error."""
         if (work := self._work.get(request)) is not None:
-            work.on_end(work, None)
-
-    def refuse(self, request: int, error: HonedError) -> None:
-        """Fail a request with an error."""
-        if (work := self._work.get(request)) is not None:
-            work.on_end(work, error)
+            work.done.end(error)
 
     def release(self, region: HeldRegion) -> None:
         """Release a region; when the last holder has released it, the workers unmap it."""

@@ -172,9 +172,9 @@ class EngineManager:
             case messages.EndRun():
                 self.requests.end_run(action)
             case messages.Answer(request):
-                self.requests.answer(request)
+                self.requests.finish(request)
             case messages.Refuse(request, error):
-                self.requests.refuse(request, error)
+                self.requests.finish(request, error)
             case messages.CompareCanary(model):
                 self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
