@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Generic, TypeVar
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import Feature, FeatureRequest, Infer
@@ -31,8 +30,6 @@ from honed.protocol.strict import Map
 _MARGIN_RUNS = 2.0  # Time before a deadline at which a batch must begin, in runs
 _FORGET = 0.8  # Weight of the known mean of run times against a new time
 Plan = Callable[[FeatureRequest, ServedModel], InferencePlan]
-W = TypeVar("W")
-A = TypeVar("A")
 _log = logging.getLogger(__name__)
 
 
@@ -128,124 +125,38 @@ def lately(mean: float, seconds: float) -> float:
     return _FORGET * mean + (1 - _FORGET) * seconds if mean else seconds
 
 
-@dataclass(slots=True, kw_only=True)
-class _Waiting(Generic[W, A]):
-    """A waiting request; `answered` holds its result or error."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _BatchRequest:
+    """A request that may be run with others; `answered` holds its result or error."""
 
     member: BatchMember
-    request: W
-    answered: asyncio.Future[A]
+    call: FeatureRequest
+    plan: InferencePlan
+    answered: asyncio.Future[Map]
 
 
 @dataclass(slots=True, kw_only=True)
-class _BatchGroup(Generic[W, A]):
+class _BatchGroup:
     """A group of requests that may run as one."""
 
     kind: Hashable
     gathering: BatchQueue
-    waiting: dict[int, _Waiting[W, A]] = field(default_factory=dict)
+    waiting: dict[int, _BatchRequest] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
-class RequestBatcher(Generic[W, A]):
-    """A batcher of requests of any kind; `run` returns a result or an error for each."""
-
-    def __init__(self, run: Callable[[Sequence[W]], Awaitable[Sequence[A | HonedError]]]) -> None:
-        self._run_all = run
-        self._groups: dict[Hashable, _BatchGroup[W, A]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def answer(
-        self,
-        kind: Hashable,
-        gathering: Callable[[], BatchQueue],
-        member: BatchMember,
-        request: W,
-        timeout: float,
-    ) -> A:
-        """Return the result of a request; raise its error, or DeadlineExceeded after `timeout` seconds.
-
-        `gathering` creates the queue of the kind if there is none.
-        """
-        group = self._groups.get(kind)
-        if group is None:
-            group = self._groups[kind] = _BatchGroup(kind=kind, gathering=gathering())
-        future = asyncio.get_running_loop().create_future()
-        group.waiting[member.number] = _Waiting(member=member, request=request, answered=future)
-        group.gathering.add(member)
-        self._look(group)
-        late = asyncio.get_running_loop().call_later(timeout, _refuse_late, future)
-        try:
-            result: A = await future
-            return result
-        finally:
-            late.cancel()
-            if group.waiting.pop(member.number, None) is not None:
-                group.gathering.withdraw(member.number)
-                self._look(group)
-
-    def _look(self, group: _BatchGroup[W, A]) -> None:
-        """Run the batches that are due, and schedule the next call."""
-        for batch in group.gathering.due(time.monotonic()):
-            members = [group.waiting.pop(member.number) for member in batch]
-            task = asyncio.ensure_future(self._run(group, members))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            for member in members:
-                member.answered.add_done_callback(partial(_end_unless_awaited, task, members))
-        if group.timer is not None:
-            group.timer.cancel()
-            group.timer = None
-        when = group.gathering.next_time()
-        if when is not None:
-            delay = max(0.0, when - time.monotonic())
-            group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
-        elif group.gathering.idle:
-            self._groups.pop(group.kind, None)
-
-    async def _run(self, group: _BatchGroup[W, A], members: Sequence[_Waiting[W, A]]) -> None:
-        begun = time.monotonic()
-        found: Sequence[A | HonedError]
-        try:
-            found = await self._run_all([member.request for member in members])
-        except HonedError as error:
-            found = [type(error)(*error.args) for _ in members]
-        except Exception as error:  # noqa: BLE001 - each client receives an internal error
-            _log.exception("running %d requests as one failed", len(members))
-            found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
-        finally:
-            group.gathering.record_end(time.monotonic() - begun)
-            self._look(group)
-        for member, result in zip(members, found, strict=True):
-            if member.answered.done():
-                continue  # The client gave up
-            if isinstance(result, HonedError):
-                member.answered.set_exception(result)
-            else:
-                member.answered.set_result(result)
-
-
-def _refuse_late(waits: asyncio.Future[A]) -> None:
+def _refuse_late(waits: asyncio.Future[Map]) -> None:
     if not waits.done():
         error = DeadlineExceeded("the request's deadline passed before it was answered; allow more time")
         waits.set_exception(error)
 
 
 def _end_unless_awaited(
-    run: asyncio.Task[None], members: Sequence[_Waiting[W, A]], _: asyncio.Future[A]
+    run: asyncio.Task[None], members: Sequence[_BatchRequest], _: asyncio.Future[Map]
 ) -> None:
     """Cancel the run of a batch once the clients of all its members gave up."""
     if all(member.answered.done() for member in members):
         run.cancel()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BatchRequest:
-    """A request that may be run with others."""
-
-    member: BatchMember
-    call: FeatureRequest
-    plan: InferencePlan
 
 
 class Batcher(Feature):
@@ -256,7 +167,8 @@ class Batcher(Feature):
         self._leasing = leasing
         self._plan = plan
         self._ledger = ledger
-        self._gatherer: RequestBatcher[_BatchRequest, Map] = RequestBatcher(self._answers)
+        self._groups: dict[Hashable, _BatchGroup] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count(1)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -280,7 +192,7 @@ class Batcher(Feature):
 
     async def _infer(self, call: FeatureRequest, plan: InferencePlan) -> Map:
         """Return the result of a request for which `joinable` is true; raise its error."""
-        now, timeout = time.monotonic(), call.seconds(plan)
+        loop, now, timeout = asyncio.get_running_loop(), time.monotonic(), call.seconds(plan)
         member = BatchMember(
             number=next(self._numbers),
             user=call.connection.client.user,
@@ -288,24 +200,79 @@ class Batcher(Feature):
             arrived=now,
             deadline=now + timeout,
         )
-        request = _BatchRequest(member=member, call=call, plan=plan)
-        settings = call.entry.manifest.settings
+        request = _BatchRequest(member=member, call=call, plan=plan, answered=loop.create_future())
+        group = self._group_of(call.entry, plan)
+        for region in plan.regions:
+            region.hold()  # The client may release it while the request waits
+        group.waiting[member.number] = request
+        group.gathering.add(member)
+        self._look(group)
+        late = loop.call_later(timeout, _refuse_late, request.answered)
+        try:
+            return await request.answered
+        finally:
+            late.cancel()
+            if group.waiting.pop(member.number, None) is not None:
+                group.gathering.withdraw(member.number)
+                self._look(group)
+            for region in plan.regions:
+                self._pool.requests.release(region)
+
+    def _group_of(self, entry: ServedModel, plan: InferencePlan) -> _BatchGroup:
+        """Return the group of the requests that may run with this one."""
+        settings = entry.manifest.settings
         kind = (
-            call.entry.number,
+            entry.number,
             settings.max_batch,
             settings.batch_delay_us,
             plan.finite,
             plan.priority,
             tuple((tensor.name, tensor.dtype, (tensor.shape or ())[1:]) for tensor, _ in plan.inputs),
         )
-        gathering = partial(BatchQueue, settings.max_batch, settings.batch_delay_us / 1e6)
-        for region in plan.regions:
-            region.hold()  # The client may release it while the request waits
+        if kind not in self._groups:
+            gathering = BatchQueue(settings.max_batch, settings.batch_delay_us / 1e6)
+            self._groups[kind] = _BatchGroup(kind=kind, gathering=gathering)
+        return self._groups[kind]
+
+    def _look(self, group: _BatchGroup) -> None:
+        """Run the batches that are due, and schedule the next call."""
+        for batch in group.gathering.due(time.monotonic()):
+            members = [group.waiting.pop(member.number) for member in batch]
+            task = asyncio.ensure_future(self._run(group, members))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            for member in members:
+                member.answered.add_done_callback(partial(_end_unless_awaited, task, members))
+        if group.timer is not None:
+            group.timer.cancel()
+            group.timer = None
+        when = group.gathering.next_time()
+        if when is not None:
+            delay = max(0.0, when - time.monotonic())
+            group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
+        elif group.gathering.idle:
+            self._groups.pop(group.kind, None)
+
+    async def _run(self, group: _BatchGroup, members: Sequence[_BatchRequest]) -> None:
+        begun = time.monotonic()
+        found: Sequence[Map | HonedError]
         try:
-            return await self._gatherer.answer(kind, gathering, member, request, timeout)
+            found = await self._answers(members)
+        except HonedError as error:
+            found = [type(error)(*error.args) for _ in members]
+        except Exception as error:  # noqa: BLE001 - each client receives an internal error
+            _log.exception("running %d requests as one failed", len(members))
+            found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
         finally:
-            for region in plan.regions:
-                self._pool.requests.release(region)
+            group.gathering.record_end(time.monotonic() - begun)
+            self._look(group)
+        for member, result in zip(members, found, strict=True):
+            if member.answered.done():
+                continue  # The client gave up
+            if isinstance(result, HonedError):
+                member.answered.set_exception(result)
+            else:
+                member.answered.set_result(result)
 
     async def _answers(self, members: Sequence[_BatchRequest]) -> Sequence[Map | HonedError]:
         """Return the result or error of each request, in order; raise an error that concerns all."""
