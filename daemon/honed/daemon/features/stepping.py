@@ -12,7 +12,7 @@ from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import GreedyChoice, RunStep, StepResult
-from honed.daemon.worker.shared_memory import RegionLookup
+from honed.daemon.worker.shared_memory import RegionTable
 from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.protocol.params import InferOptions, InputTensor, OutputTensor, PrepareParams
@@ -66,7 +66,7 @@ class Alike:
 
 
 def alike_of(
-    params: PrepareParams, decoder: DecoderModel, rows: int, regions: RegionLookup, most: int
+    params: PrepareParams, decoder: DecoderModel, rows: int, regions: RegionTable, most: int
 ) -> Alike:
     """Check a request after `rows` tokens, whose response may have `most` bytes; raise InvalidArgument."""
     size, options = decoder.step(params, rows), params.parameters or InferOptions()
@@ -89,7 +89,9 @@ def alike_of(
         tokens_alone=names(params) == decoder.tokens,
         no_forms=_no_forms(params, decoder, size),
         greedy=greedy,
-        plan=_check_request(whole, decoder.interface_for(params, size), regions, most),
+        plan=plans.check(
+            whole, None, decoder.interface_for(params, size), regions, max_bytes=most, keep=False
+        ),
         plans={},
     )
 
@@ -138,12 +140,6 @@ def _no_forms(params: PrepareParams, decoder: DecoderModel, size: StepSize) -> s
     return ""
 
 
-def _check_request(
-    params: PrepareParams, interface: Interface, regions: RegionLookup, most: int
-) -> InferencePlan:
-    return plans.check(params, None, interface, regions, max_bytes=most, keep=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """A runner of a request's steps; `ask` differs between requests and comparisons.
@@ -155,7 +151,7 @@ class Steps:
     data: Sequence[Data]
     step: StepSize
     number: int
-    regions: RegionLookup
+    regions: RegionTable
     max_state_bytes: int
     ask: Ask
     remaining: int = 0
@@ -215,7 +211,8 @@ class Steps:
         return min(self.remaining, _REPEATED - 1) if plain else 0
 
     def _check(self, params: PrepareParams, interface: Interface) -> InferencePlan:
-        return _check_request(params, interface, self.regions, self.alike.max_answer_bytes)
+        most = self.alike.max_answer_bytes
+        return plans.check(params, None, interface, self.regions, max_bytes=most, keep=False)
 
     def _call(
         self,

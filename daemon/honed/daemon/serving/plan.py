@@ -23,7 +23,7 @@ from honed.daemon.worker.calls import (
     answer_too_large,
     unpack_layout,
 )
-from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
+from honed.daemon.worker.shared_memory import HeldRegion, RegionTable
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotCompiled, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
@@ -48,15 +48,6 @@ class RegionRange:
     def part(self, offset: int, nbytes: int) -> RegionRange:
         """Return a range of `nbytes` within this one, from its byte `offset` on."""
         return RegionRange(self.region, self.offset + offset, nbytes)
-
-    @property
-    def place(self) -> RegionPlace:
-        """The range as requests and responses encode it."""
-        return RegionPlace(
-            shared_memory_region=self.region.name,
-            shared_memory_offset=self.offset,
-            shared_memory_byte_size=self.nbytes,
-        )
 
 
 @dataclass(slots=True)  # Constructing a frozen one takes four times as long
@@ -201,7 +192,7 @@ def check(
     params: PrepareParams,
     compiled: Interface | None,
     source_interface: Interface | None,
-    regions: RegionLookup,
+    regions: RegionTable,
     *,
     max_bytes: int,
     keep: bool,
@@ -301,7 +292,7 @@ def _fits(params: PrepareParams, compiled: Interface) -> bool:
 
 
 def _inputs(
-    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionTable
 ) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     names = [entry.name for entry in params.inputs]
@@ -328,7 +319,7 @@ def _check_names(tensors: dict[str, TensorSpec], names: list[str]) -> None:
 
 
 def _outputs(
-    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionTable
 ) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
@@ -402,7 +393,7 @@ def nbytes_of(tensor: TensorSpec, shape: Sequence[int]) -> int:
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
 
-def _room(options: InferOptions | None, regions: RegionLookup) -> RegionRange | None:
+def _room(options: InferOptions | None, regions: RegionTable) -> RegionRange | None:
     if options is None or options.shared_memory_region is None:
         return None
     region = regions.get(options.shared_memory_region)
@@ -416,7 +407,7 @@ def _room(options: InferOptions | None, regions: RegionLookup) -> RegionRange | 
     return RegionRange(region, offset, size)
 
 
-def _place(parameters: RegionPlace | None, tensor: TensorSpec, regions: RegionLookup) -> RegionRange | None:
+def _place(parameters: RegionPlace | None, tensor: TensorSpec, regions: RegionTable) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     if _is_text(tensor):

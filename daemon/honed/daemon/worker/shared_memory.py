@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import mmap
 import os
-from typing import Protocol
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.methods import check_name
@@ -32,11 +31,6 @@ class HeldRegion:
         """Keep the region open until `release`."""
         self._holders += 1
 
-    @property
-    def shared(self) -> bool:
-        """Return whether the region has several holders, so that a run may still write to it."""
-        return self._holders > 1
-
     def release(self) -> bool:
         """Release the region; return True if this was the last holder and the descriptor is closed."""
         self._holders -= 1
@@ -57,15 +51,6 @@ class HeldRegion:
                 f"bytes {offset} to {offset + nbytes} are outside region {self.name!r}, which has "
                 f"{self.byte_size}; correct shared_memory_offset or register a larger region"
             )
-
-
-class RegionLookup(Protocol):
-    """A lookup of a request's regions by name; `changes` counts changes to it."""
-
-    changes: int
-
-    def get(self, name: str) -> HeldRegion:
-        """Return the region of that name; raise NotFound if there is none."""
 
 
 def region_not_found(name: str) -> NotFound:

@@ -7,42 +7,20 @@ capacities are separate models, between which a sequence moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Growth
+from honed.runtime.execution.executor import Executor
 
 from .calls import RunStep, SetSequence, StateTensorSpec, state_lost
 from .host import Stepped
 
 Array = NDArray[Any]
-
-
-class StepExecutor(Protocol):
-    """An interface of `Executor`: runs steps on state of fixed shapes whose first rows are used."""
-
-    def row_bytes(self, growing: tuple[Growth, ...]) -> int:
-        """Return the bytes that a row takes in all growing tensors."""
-
-    def step(
-        self,
-        inputs: Mapping[str, Array],
-        growing: tuple[Growth, ...],
-        rows: int,
-        count: int,
-        last: Collection[str] = (),
-    ) -> dict[str, Array]:
-        """Run a step after `rows` rows, append `count` rows, and return the outputs, of `last` one row."""
-
-    def read_rows(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
-        """Return the first `rows` rows of the growing tensors."""
-
-    def restore(self, growing: tuple[Growth, ...], values: Mapping[str, Array]) -> None:
-        """Set the first rows of the growing tensors."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,7 +29,7 @@ class _Sequence:
 
     growing: tuple[Growth, ...]
     rows: int = 0
-    form: StepExecutor | None = None
+    form: Executor | None = None
     saved: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -60,9 +38,9 @@ class DeviceSequences:
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self.inside: dict[StepExecutor, _Sequence] = {}  # Sequences whose state is in a compiled shape
+        self.inside: dict[Executor, _Sequence] = {}  # Sequences whose state is in a compiled shape
 
-    def step(self, form: StepExecutor, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
+    def step(self, form: Executor, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step; return the outputs, and the rows and bytes of the state now.
 
         Raises SequenceLost if the state is not here, ResourceExhausted if it would grow too large, both
@@ -97,7 +75,7 @@ class DeviceSequences:
             if sequence is not None and sequence.form is not None:
                 del self.inside[sequence.form]
 
-    def leave(self, form: StepExecutor) -> None:
+    def leave(self, form: Executor) -> None:
         """Save the state in a compiled shape that is about to be closed, or to run for something else."""
         sequence = self.inside.pop(form, None)
         if sequence is not None:
@@ -113,7 +91,7 @@ class DeviceSequences:
             raise state_lost()
         return sequence
 
-    def _enter(self, sequence: _Sequence, form: StepExecutor) -> None:
+    def _enter(self, sequence: _Sequence, form: Executor) -> None:
         """Move a sequence into a compiled shape, and save the one that was there."""
         if sequence.form is form:
             return
