@@ -44,7 +44,7 @@ def test_granted_while_idle_revoked_by_a_request_and_free_again() -> None:
     assert lease.request("another", 5.1) == lease.tick(7.0) == []
     assert lease.release(7, 1, 6.5) == []
     assert phase(lease) is LeasePhase.FREE
-    assert lease.releases.summary().most == 1.5, "from the first request"
+    assert lease.releases.summary().max_ms == 1500, "from the first request"
     assert lease.seconds(100.0) == 5.5
     assert lease.enqueue(7, 2.0, 8.0) == [], "the request made the machine busy until it is looked at again"
     assert lease.readings(True, "", 40.0) == [Grant(7, 2)]
@@ -74,7 +74,7 @@ def test_a_busy_machine_revokes_too_but_counts_no_interrupted_request() -> None:
     lease.readings(False, "hot", 3.0)
     lease.request("r", 3.5)
     lease.release(1, 2, 3.75)
-    assert lease.releases.summary().most == 0.25
+    assert lease.releases.summary().max_ms == 250
 
 
 def test_overdue_is_said_once_and_ends_with_the_holder() -> None:
@@ -89,7 +89,7 @@ def test_overdue_is_said_once_and_ends_with_the_holder() -> None:
         "nobody else gets it meanwhile"
     )
     assert lease.forget(1, 13.0) == [Grant(2, 2)]
-    assert lease.releases.summary().most == 3.0
+    assert lease.releases.summary().max_ms == 3000
     assert lease.counts.overdue == 1
 
 
@@ -223,7 +223,7 @@ class Machine(RuleBasedStateMachine):
         running = self.now - self.since if self.believes else 0.0
         assert self.lease.seconds(self.now) == pytest.approx(self.held_seconds + running)
         assert self.lease.releases.summary().count == len(self.times)
-        assert self.lease.releases.summary().most == max(self.times, default=0.0)
+        assert self.lease.releases.summary().max_ms == 1e3 * max(self.times, default=0.0)
 
 
 TestMachine = Machine.TestCase
@@ -235,14 +235,15 @@ def test_times_of_leaving(times: list[float]) -> None:
     for seconds in times:
         kept.add(seconds)
     summary = kept.summary()
-    assert (summary.count, summary.most) == (len(times), max(times, default=0.0))
+    assert (summary.count, summary.max_ms) == (len(times), 1e3 * max(times, default=0.0))
     if times:
-        assert summary.p50 == np.percentile(times, 50, method="inverted_cdf")
-        assert summary.p99 == np.percentile(times, 99, method="inverted_cdf")
-    assert kept.cumulative() == [
-        (bound, sum(seconds <= bound for seconds in times)) for bound in (*BUCKETS, float("inf"))
+        assert summary.p50_ms == 1e3 * np.percentile(times, 50, method="inverted_cdf")
+        assert summary.p99_ms == 1e3 * np.percentile(times, 99, method="inverted_cdf")
+    assert [(each.le_seconds, each.count) for each in summary.buckets] == [
+        *((bound, sum(seconds <= bound for seconds in times)) for bound in BUCKETS),
+        (None, len(times)),
     ]
-    assert kept.total == pytest.approx(sum(times))
+    assert summary.sum_seconds == pytest.approx(sum(times))
 
 
 def test_percentiles_are_of_the_latest_and_the_rest_of_all() -> None:
@@ -251,4 +252,4 @@ def test_percentiles_are_of_the_latest_and_the_rest_of_all() -> None:
     for _ in range(RECENT):
         kept.add(0.5)
     summary = kept.summary()
-    assert (summary.count, summary.most, summary.p99) == (RECENT + 1, 9.0, 0.5)
+    assert (summary.count, summary.max_ms, summary.p99_ms) == (RECENT + 1, 9000, 500)

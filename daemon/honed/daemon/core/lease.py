@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import Bucket, Releases
 
 # Upper ends of the histogram's buckets, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -81,19 +82,6 @@ class LeaseCounts:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseSummary:
-    """A summary of release times in seconds; all 0 if there are none.
-
-    `count` and the maximum `most` cover the time since the service started; the percentiles, `RECENT` times.
-    """
-
-    count: int
-    p50: float
-    p99: float
-    most: float
-
-
 class ReleaseTimes:
     """A histogram of release times: from the arrival of the interrupting request to the release."""
 
@@ -110,20 +98,25 @@ class ReleaseTimes:
         self._sum += seconds
         self._most = max(self._most, seconds)
 
-    @property
-    def total(self) -> float:
-        """The sum of all release times in seconds."""
-        return self._sum
+    def summary(self) -> Releases:
+        """Return the statistics of all times; the percentiles cover the latest `RECENT`, 0 without any.
 
-    def summary(self) -> ReleaseSummary:
-        """Return count, maximum and percentiles (p50: the least value that 50 % do not exceed)."""
+        p50 is the least time that 50 % do not exceed.
+        """
         ordered = sorted(self._recent)
         p50, p99 = (ordered[-(-len(ordered) * p // 100) - 1] if ordered else 0.0 for p in (50, 99))
-        return ReleaseSummary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Return for each bucket its upper end (the last: infinity) and the number of times up to it."""
-        return list(zip((*BUCKETS, float("inf")), accumulate(self._counts), strict=True))
+        ends = (*BUCKETS, None)
+        return Releases(
+            count=sum(self._counts),
+            p50_ms=p50 * 1e3,
+            p99_ms=p99 * 1e3,
+            max_ms=self._most * 1e3,
+            sum_seconds=self._sum,
+            buckets=tuple(
+                Bucket(le_seconds=end, count=count)
+                for end, count in zip(ends, accumulate(self._counts), strict=True)
+            ),
+        )
 
 
 class Lease:

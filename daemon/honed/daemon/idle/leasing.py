@@ -16,14 +16,12 @@ from honed.daemon.transport.connection import Connection
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import (
-    Bucket,
     IdleStatus,
     LeaseAsked,
     LeaseFigures,
     LeaseHeld,
     LeaseStatus,
     ReleaseFigures,
-    Releases,
     SignalReading,
 )
 
@@ -229,7 +227,6 @@ class Leasing:
     def lease(self) -> LeaseStatus:
         """Return the field `lease` of ServerStatus."""
         now, lease = time.monotonic(), self._lease
-        summary = lease.releases.summary()
         return LeaseStatus(
             state=lease.phase.value,
             holder=self._holder(now),
@@ -238,17 +235,7 @@ class Leasing:
             revoked=lease.counts.revoked,
             overdue=lease.counts.overdue,
             seconds=lease.seconds(now),
-            release=Releases(
-                count=summary.count,
-                p50_ms=summary.p50 * 1e3,
-                p99_ms=summary.p99 * 1e3,
-                max_ms=summary.most * 1e3,
-                sum_seconds=lease.releases.total,
-                buckets=tuple(
-                    Bucket(le_seconds=bound if bound != float("inf") else None, count=count)
-                    for bound, count in lease.releases.cumulative()
-                ),
-            ),
+            release=lease.releases.summary(),
         )
 
     def metrics(self) -> LeaseFigures:
