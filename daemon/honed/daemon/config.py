@@ -279,10 +279,6 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Value]:
 
 
 def _from_command_line(overrides: Mapping[str, str | Path | None]) -> dict[str, _Value]:
-    known = {field.name for field in dataclasses.fields(Service)}
-    unknown = set(overrides) - known
-    if unknown:
-        raise TypeError(f"no such overrides: {', '.join(sorted(unknown))}")
     return {
         f"service.{key}": _Value(_shell_value(key, value), f"option --{key.replace('_', '-')}")
         for key, value in overrides.items()

@@ -294,16 +294,16 @@ class World:
             return
         kept = given(name)
         proof = None
-        cpu = self.machine.cpu_for(kept.owner)
+        cpu = self.machine.cpu_of(kept.owner)
         assert cpu is not None
-        self.tell(told.FileRetained(cpu, kept.source_key))
+        self.tell(told.FileRetained(cpu.name, kept.source_key))
         if proven:
-            proof = self.prove(cpu, kept.source_key)
+            proof = self.prove(cpu.name, kept.source_key)
         self.disk[name] = kept
         self.condemned = {each for each in self.condemned if each[0] != name}
         self.persists = [each for each in self.persists if each.model.name != name]
         self.serve(kept, proof)
-        self.tell(told.FileReleased(cpu, kept.source_key))
+        self.tell(told.FileReleased(cpu.name, kept.source_key))
 
     def compile(self, name: str, chosen: str, *, stored_only: bool = False) -> None:
         """What was given is compiled, proven on the device, and compared with the CPU engine."""

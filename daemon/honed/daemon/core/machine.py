@@ -13,14 +13,6 @@ from .state import Core
 class Machine(Core):
     """A state machine that decides which engine serves which version, and which request runs next."""
 
-    def cpu_for(self, owner: int | None) -> str | None:
-        """Return the name of the CPU engine for a user's own models; None without ONNX Runtime.
-
-        `owner` None stands for the models of administrators.
-        """
-        engine = self.cpu_of(owner)
-        return engine.name if engine is not None else None
-
     def limit_queues(self, max_queue: int) -> None:
         """Limit the requests that may wait on each engine; those that already wait stay."""
         self.max_queue = max_queue

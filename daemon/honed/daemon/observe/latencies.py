@@ -95,17 +95,10 @@ def thin(points: list[LatencyPoint]) -> list[LatencyPoint]:
         return points
     half = len(points) // 2
     older: list[LatencyPoint] = []
-    waiting: LatencyPoint | None = None  # A point that may merge with the next
+    merged = False  # The last of the older points is two already
     for point in points[:half]:
-        if waiting is not None and waiting.version == point.version:
-            older.append(_merge(waiting, point))
-            waiting = None
-            continue
-        if waiting is not None:
-            older.append(waiting)
-        waiting = point
-    if waiting is not None:
-        older.append(waiting)
+        merged = not merged and bool(older) and older[-1].version == point.version
+        older.append(_merge(older.pop(), point) if merged else point)
     return [*older, *points[half:]][-POINTS:]
 
 

@@ -124,9 +124,9 @@ class EngineManager:
 
         `owner` None stands for the models of administrators.
         """
-        name = self._machine.cpu_for(owner)
+        engine = self._machine.cpu_of(owner)
         self._make_servers()
-        return self.servers[name] if name is not None else None
+        return self.servers[engine.name] if engine is not None else None
 
     def require_cpu(self, owner: int | None) -> EngineServer:
         """Return the CPU engine for a user's own models; raise Unavailable if it is not installed.
