@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.features.sizes import SizedPartition, best, cost, next_sizes
-from honed.daemon.observe.usage import MOST, DecayedUsage, SizeCounts
+from honed.daemon.observe.usage import MOST, UsageLog, UsageSettings
 from honed.protocol.values import ObservedSizes
 
 HALF_LIFE = 100.0
@@ -120,21 +122,29 @@ def test_rows_that_differ_between_inputs_are_none_for_a_form() -> None:
     assert next_sizes([two], often, 10, 2) == (ObservedSizes(part=0, sizes=(7, 7)),)
 
 
+def ledger(clock: Iterator[float]) -> UsageLog:
+    """A log that is never written; each look at its clock is the next time."""
+    settings = UsageSettings(half_life_days=HALF_LIFE / 86_400)
+    return UsageLog(Path("/nowhere/usage.json"), settings, clock=clock.__next__, wall=lambda: 0.0)
+
+
 @given(sizes=st.lists(st.integers(0, 40), max_size=200))
 def test_counts_are_bounded_and_those_met_least_go(sizes: list[int]) -> None:
-    known = SizeCounts()
-    for now, n in enumerate(sizes):
-        known.add([ObservedSizes(part=0, sizes=(n,))], float(now), HALF_LIFE)
-    assert len(known.known) == len(set(sizes) - {0})
-    assert ObservedSizes(part=0, sizes=(0,)) not in known.known
-    values = known.counts(float(len(sizes)), HALF_LIFE)
-    assert all(0 < value <= len(sizes) for value in values.values())
+    known = ledger(itertools.count(0.0))
+    for n in sizes:
+        known.observe("m", [ObservedSizes(part=0, sizes=(n,))])
+    found = known.size_counts("m")
+    assert len(found) == len(set(sizes) - {0})
+    assert ObservedSizes(part=0, sizes=(0,)) not in found
+    assert all(0 < value <= len(sizes) for value in found.values())
 
 
 def test_beyond_the_bound_what_was_met_least_is_forgotten() -> None:
     often = ObservedSizes(part=0, sizes=(1,))
-    known = SizeCounts({often: DecayedUsage(50.0, 0.0)})
+    known = ledger(itertools.repeat(0.0))
+    known.observe("m", [often] * 50)
     for n in range(2, 2 * MOST):
-        known.add([ObservedSizes(part=0, sizes=(n,))], float(n), HALF_LIFE)
-    assert len(known.known) == MOST
-    assert often in known.known
+        known.observe("m", [ObservedSizes(part=0, sizes=(n,))])
+    found = known.size_counts("m")
+    assert len(found) == MOST
+    assert often in found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.features.variants import VariantUsage, next_shapes, surplus, variants_to_suspend
-from honed.daemon.observe.usage import MOST, ShapeDemand, ShapeRequests, UsageLog, UsageSettings
+from honed.daemon.observe.usage import MOST, ShapeDemand, UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import STORED, is_variant, model_of, variant_name
@@ -60,12 +61,19 @@ def test_other_shapes_have_other_names(sizes: list[tuple[int, ...]], known: bool
 
 
 def test_counts_are_bounded_and_the_least_asked_for_go() -> None:
-    asked = ShapeRequests()
+    seconds = itertools.count(0.0, 0.5)
+    known = UsageLog(
+        Path("/nowhere/usage.json"),
+        UsageSettings(half_life_days=1e6 / 86_400),
+        clock=seconds.__next__,
+        wall=lambda: 0.0,
+    )
     for n in range(3 * MOST):
-        asked.ask("often", {"a": (1,)}, 1.0, float(n), 1e6)
-        asked.ask(f"once {n}", {"a": (n,)}, 1.0, float(n), 1e6)
-    assert len(asked.known) == MOST
-    assert asked.known["often"].requests.seconds > 2 * MOST
+        known.count_requests("m", "often", {"a": (1,)})
+        known.count_requests("m", f"once {n}", {"a": (n,)})
+    found = {wish.name: wish.requests for wish in known.wishes("m", "")}
+    assert len(found) == MOST
+    assert found["often"] > 2 * MOST
 
 
 def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:

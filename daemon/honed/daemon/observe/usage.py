@@ -6,7 +6,7 @@ An amount added t seconds ago counts 2^(-t / h) of its value, with a half-life h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -69,12 +69,6 @@ def shares(microseconds: dict[str, float]) -> dict[str, float]:
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
 
 
-def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
-    """Evict the entry of the smallest amount if there are MOST."""
-    if len(counted) >= MOST:
-        del counted[min(counted, key=lambda key: amount(counted[key]))]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDemand:
     """Requested shapes of a model, and why they could not be compiled, or ""."""
@@ -97,59 +91,6 @@ class AskedShapes:
     requests: DecayedUsage = field(default_factory=DecayedUsage)
     failed: str = ""
     under: str = ""
-
-
-class ShapeRequests:
-    """The requested shapes of a model, by the name of their variant."""
-
-    def __init__(self, saved: Mapping[str, AskedShapes] | None = None) -> None:
-        self.known = dict(saved or {})
-
-    def ask(self, name: str, shapes: Shapes, count: float, now: float, half_life: float) -> None:
-        """Count requests in these shapes."""
-        self._get(name, shapes, now, half_life).requests.add(count, now, half_life)
-
-    def fail(self, name: str, shapes: Shapes, reason: str, under: str, now: float, half_life: float) -> None:
-        """Record why the shapes could not be compiled, and under which conditions."""
-        found = self._get(name, shapes, now, half_life)
-        found.failed, found.under = reason, under
-
-    def settle(self, now: float, half_life: float) -> None:
-        """Apply the decay of all counts up to `now`, after which the half-life may change."""
-        for each in self.known.values():
-            each.requests.settle(now, half_life)
-
-    def _get(self, name: str, shapes: Shapes, now: float, half_life: float) -> AskedShapes:
-        found = self.known.get(name)
-        if found is None:
-            make_room(self.known, lambda each: each.requests.value(now, half_life))
-            found = self.known[name] = AskedShapes(shapes=dict(shapes))
-        return found
-
-
-class SizeCounts:
-    """The decaying counts of sizes that a model's partitions observed."""
-
-    def __init__(self, saved: Mapping[ObservedSizes, DecayedUsage] | None = None) -> None:
-        self.known = dict(saved or {})
-
-    def add(self, sizes: Iterable[ObservedSizes], now: float, half_life: float) -> None:
-        """Count the sizes of a request; skip those with a 0, which cannot be compiled."""
-        for observed in sizes:
-            if not all(observed.sizes):
-                continue
-            if observed not in self.known:
-                make_room(self.known, lambda each: each.value(now, half_life))
-            self.known.setdefault(observed, DecayedUsage()).add(1.0, now, half_life)
-
-    def settle(self, now: float, half_life: float) -> None:
-        """Apply the decay of all counts up to `now`, after which the half-life may change."""
-        for each in self.known.values():
-            each.settle(now, half_life)
-
-    def counts(self, now: float, half_life: float) -> dict[ObservedSizes, float]:
-        """Return the decayed count of each of the observed sizes."""
-        return {observed: usage.value(now, half_life) for observed, usage in self.known.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +152,8 @@ class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
     shares: dict[str, float] = field(default_factory=dict)  # Shares of its tasks in the last profile
     profiled: str = ""  # The SHA-256 of the compiled file that had that profile
-    shape_requests: ShapeRequests = field(default_factory=ShapeRequests)
-    observed: SizeCounts = field(default_factory=SizeCounts)
+    asked: dict[str, AskedShapes] = field(default_factory=dict)  # Requested shapes by their variant's name
+    observed: dict[ObservedSizes, DecayedUsage] = field(default_factory=dict)  # Counts of sizes
 
 
 class UsageLog:
@@ -256,24 +197,29 @@ class UsageLog:
 
     def count_requests(self, model: str, variant: str, shapes: Shapes, count: float = 1.0) -> None:
         """Count requests for a model in shapes that are those of `variant`."""
-        self._entry(model).shape_requests.ask(variant, shapes, count, self._clock(), self.settings.half_life)
+        self._asked(model, variant, shapes).requests.add(count, self._clock(), self.settings.half_life)
 
     def observe(self, model: str, sizes: Iterable[ObservedSizes]) -> None:
-        """Count the sizes of a request for a model that depend on the data."""
-        self._entry(model).observed.add(sizes, self._clock(), self.settings.half_life)
+        """Count the sizes of a request that depend on the data; skip a 0, which cannot be compiled."""
+        known, now = self._entry(model).observed, self._clock()
+        for each in filter(lambda each: all(each.sizes), sizes):
+            if each not in known:
+                self._make_room(known, lambda usage: usage)
+            known.setdefault(each, DecayedUsage()).add(1.0, now, self.settings.half_life)
 
     def size_counts(self, model: str) -> dict[ObservedSizes, float]:
         """Return the decayed counts of sizes that a model's partitions observed."""
-        known = self._models.get(model)
-        return known.observed.counts(self._clock(), self.settings.half_life) if known is not None else {}
+        known, now = self._models.get(model), self._clock()
+        counted = known.observed.items() if known is not None else ()
+        return {sizes: usage.value(now, self.settings.half_life) for sizes, usage in counted}
 
     def record_failure(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """Record that a model could not be compiled for these shapes.
 
         `under` are the conditions that would have to change.
         """
-        asked = self._entry(model).shape_requests
-        asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
+        asked = self._asked(model, variant, shapes)
+        asked.failed, asked.under = reason, under
 
     def wishes(self, model: str, under: str) -> list[ShapeDemand]:
         """Return the requested shapes of a model.
@@ -290,7 +236,7 @@ class UsageLog:
                 requests=each.requests.value(now, half_life),
                 failed=each.failed if each.under == under else "",
             )
-            for name, each in sorted(known.shape_requests.known.items() if known is not None else ())
+            for name, each in sorted(known.asked.items() if known is not None else ())
         ]
 
     def forget(self, model: str) -> None:
@@ -306,9 +252,9 @@ class UsageLog:
         """Apply new settings; present amounts keep their values."""
         now = self._clock()
         for model in self._models.values():
-            model.usage.settle(now, self.settings.half_life)
-            model.shape_requests.settle(now, self.settings.half_life)
-            model.observed.settle(now, self.settings.half_life)
+            requests = (each.requests for each in model.asked.values())
+            for usage in (model.usage, *requests, *model.observed.values()):
+                usage.settle(now, self.settings.half_life)
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
@@ -345,6 +291,20 @@ class UsageLog:
             known = self._models[model] = _Model()
         return known
 
+    def _asked(self, model: str, variant: str, shapes: Shapes) -> AskedShapes:
+        """Return a model's entry of requested shapes, created if needed."""
+        known = self._entry(model).asked
+        if variant not in known:
+            self._make_room(known, lambda each: each.requests)
+            known[variant] = AskedShapes(shapes=dict(shapes))
+        return known[variant]
+
+    def _make_room(self, counted: dict[K, V], usage: Callable[[V], DecayedUsage]) -> None:
+        """Evict the entry of the smallest amount if there are MOST."""
+        now, half_life = self._clock(), self.settings.half_life
+        if len(counted) >= MOST:
+            del counted[min(counted, key=lambda key: usage(counted[key]).value(now, half_life))]
+
     def _snapshot(self) -> _Saved | None:
         if not self._changed:
             return None
@@ -359,11 +319,11 @@ class UsageLog:
                     variant: strict.copy_fields(
                         _SavedShapes, each, requests=each.requests.value(now, half_life)
                     )
-                    for variant, each in model.shape_requests.known.items()
+                    for variant, each in model.asked.items()
                 },
                 met=tuple(
-                    strict.copy_fields(_SavedSizes, observed, requests=count)
-                    for observed, count in model.observed.counts(now, half_life).items()
+                    strict.copy_fields(_SavedSizes, observed, requests=usage.value(now, half_life))
+                    for observed, usage in model.observed.items()
                 ),
             )
             for name, model in sorted(self._models.items())
@@ -390,9 +350,7 @@ class UsageLog:
                 strict.copy_fields(ObservedSizes, each): DecayedUsage(each.requests * left, now)
                 for each in model.met or ()
             }
-            self._models[name] = _Model(
-                usage, dict(model.shares), model.profiled or "", ShapeRequests(asked), SizeCounts(observed)
-            )
+            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked, observed)
 
 
 def _check(saved: _Saved) -> None:
