@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from honed.daemon.aio import Driven
@@ -71,10 +71,6 @@ class FeatureRequest:
     deadline: float | None = None
     alone: bool = False
     answered: tuple[Answered, ...] = ()
-
-    def instead(self, params: PrepareParams, data: tuple[Data, ...]) -> FeatureRequest:
-        """Return the request with other parameters and data."""
-        return replace(self, params=params, data=data, cache={})
 
     def seconds(self, plan: InferencePlan) -> float:
         """Return the seconds that the request may still take."""

@@ -88,7 +88,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     worker = plan.form()
     assert worker.inputs[0].place == RegionSlice(region=number, offset=0, nbytes=24)
     assert worker.outputs == (OutputSpec(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),)
-    ran = InferenceResult(raw=(), layout=pack_layout([(5,)], []), input_ns=0, infer_ns=2000, output_ns=0)
+    ran = InferenceResult(raw=(), layout=pack_layout([(5,)], [-1]), input_ns=0, infer_ns=2000, output_ns=0)
     result = plan.answer(ran, "", ResponseInfo(1, 2, "gpu"))
     assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
 
@@ -167,7 +167,7 @@ def test_a_plan_holds_nothing_of_one_request(regions: RegionTable) -> None:
     data, name = [memoryview(bytes(each)) for each in RAW], "an id"
     plan = planned(regions, id=name, raw_input_contents=data)
     outputs = [bytes(10), b""]
-    layout = pack_layout([(5,), (0, 2)], [])
+    layout = pack_layout([(5,), (0, 2)], [-1, -1])
     ran = InferenceResult(raw=tuple(outputs), layout=layout, input_ns=0, infer_ns=2000, output_ns=0)
     plan.check_data(data)
     answer = plan.answer(ran, name, ResponseInfo(1, 2, "gpu"))
@@ -183,7 +183,7 @@ def test_answers_of_other_shapes_and_engines_are_told_apart(regions: RegionTable
 
     def told(size: int, engine: str) -> tuple[list[int], str, str]:
         ran = InferenceResult(
-            raw=(), layout=pack_layout([(size,), (0, 2)], []), input_ns=0, infer_ns=0, output_ns=0
+            raw=(), layout=pack_layout([(size,), (0, 2)], [-1, -1]), input_ns=0, infer_ns=0, output_ns=0
         )
         answer = plan.answer(ran, "", ResponseInfo(1, 2, engine, f"device of {engine}"))
         parameters = answer["parameters"]

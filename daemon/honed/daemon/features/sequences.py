@@ -20,12 +20,11 @@ from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, FeatureRequest, Infer
-from honed.daemon.serving.plan import ResponseInfo, in_sequence, nbytes, no_state, timeout_us
+from honed.daemon.serving.plan import ResponseInfo, in_sequence, infer_result, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.state_pairs import StatePair
-from honed.protocol import strict
 from honed.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -33,12 +32,10 @@ from honed.protocol.errors import (
     SequenceLost,
     Unavailable,
 )
-from honed.protocol.methods import VERSION
 from honed.protocol.params import InferOptions, InputTensor, OutputTensor, PrepareParams
-from honed.protocol.results import InferredOutput, InferResult, InferTimes
+from honed.protocol.results import InferredOutput
 from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
-from honed.protocol.values import ENGINE_NAMES, Data
 from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # Ended sequences whose reason is kept
@@ -254,23 +251,6 @@ def key_of(user: int, params: PrepareParams) -> SequenceKey | None:
     return SequenceKey(user=user, model=params.model_name, name=name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestWithState:
-    """A request extended by its state: `params` and `data` are what runs.
-
-    `requested` are the outputs that the client requested, `guessed` the shapes of zeros for inputs with
-    dynamic sizes.
-    """
-
-    sequence: LiveSequence
-    params: PrepareParams
-    data: tuple[Data, ...]
-    requested: frozenset[str]
-    first: bool
-    last: bool
-    guessed: dict[str, tuple[int, ...]]
-
-
 class SequenceFeature(Feature):
     """A feature that keeps the sequences of models with state, and orders their requests."""
 
@@ -306,20 +286,33 @@ class SequenceFeature(Feature):
         return infer_in_sequence
 
     async def _run(self, key: SequenceKey, call: FeatureRequest, infer: Infer) -> Map:
-        entry, options = call.entry, call.params.parameters
-        if options is not None and options.sequence_end and not call.params.inputs:
-            self.sequences.resume(key, source_of(entry), time.monotonic())
-            self.sequences.drop(key)
+        """Run a request with its state; initial state has the shapes of the model's interface."""
+        entry, options, now = call.entry, call.params.parameters or InferOptions(), time.monotonic()
+        source, first, sequences = source_of(entry), bool(options.sequence_start), self.sequences
+        if options.sequence_end and not call.params.inputs:
+            sequences.resume(key, source, now)
+            sequences.drop(key)
             return empty_result(call)
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
-        woven = self.with_state(key, entry, interface, call.params, call.data)
+        if not first:
+            sequence = sequences.resume(key, source, now)
+        elif pairs := state_of(entry):
+            sequence = sequences.begin(key, source, pairs, now)
+        else:
+            raise no_state(entry.name)
         try:
-            return self.keep_state(woven, await infer(call.instead(woven.params, woven.data)))
+            woven, asked, guessed = _weave(sequence, interface, call, first=first)
+            result, tensors = _split(sequence, asked, await infer(woven))
+            _check_guesses(guessed, tensors)
+            sequences.keep(sequence, tensors, time.monotonic())
         except BaseException:
-            self.sequences.record_failure(woven.sequence, first=woven.first)
+            sequences.record_failure(sequence, first=first)
             raise
+        if options.sequence_end:
+            sequences.drop(key)
+        return result
 
     def forget(self, model: str) -> None:
         """Drop the sequences of a removed model."""
@@ -377,65 +370,11 @@ class SequenceFeature(Feature):
                 return
         del self._turns[key]
 
-    def with_state(
-        self,
-        key: SequenceKey,
-        entry: ServedModel,
-        interface: Interface,
-        params: PrepareParams,
-        data: tuple[Data, ...],
-    ) -> RequestWithState:
-        """Return the request extended by its state; initial state has the shapes of `interface`.
-
-        Raises SequenceLost if the sequence is not known, ResourceExhausted if there are too many, and
-        InvalidArgument if the model keeps no state or the request is malformed. The caller ends each request
-        returned by `keep_state`, or by `record_failure` of its sequences.
-        """
-        options, source = params.parameters or InferOptions(), source_of(entry)
-        now, first = time.monotonic(), bool(options.sequence_start)
-        if first:
-            pairs = state_of(entry)
-            if not pairs:
-                raise no_state(entry.name)
-            sequence = self.sequences.begin(key, source, pairs, now)
-        else:
-            sequence = self.sequences.resume(key, source, now)
-        try:
-            return _weave(sequence, interface, params, data, first=first, last=bool(options.sequence_end))
-        except InvalidArgument:
-            self.sequences.record_failure(sequence, first=first)
-            raise
-
-    def keep_state(self, woven: RequestWithState, result: Map) -> Map:
-        """Store a result's state, and return the rest of it; raise ResourceExhausted if that is too large."""
-        tensors: dict[str, StateTensor] = {}
-        given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
-        contents = iter(result["raw_output_contents"])
-        outputs, raw = [], []
-        for output in result["outputs"]:
-            name = output["name"]
-            data = None if output["parameters"] else next(contents)  # Parameters: it is in shared memory
-            if name in given and data is not None:
-                tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
-            if name in woven.requested:
-                outputs.append(output)
-                if data is not None:
-                    raw.append(data)
-        for name, shape in woven.guessed.items():
-            if tensors[name].shape != shape:
-                raise InvalidArgument(
-                    f"the state {name!r} begins with an open size, and zeros of shape {list(shape)} became "
-                    f"{list(tensors[name].shape)}; give {name!r} with the first request of the sequence"
-                )
-        self.sequences.keep(woven.sequence, tensors, time.monotonic())
-        if woven.last:
-            self.sequences.drop(woven.sequence.key)
-        return {**result, "outputs": outputs, "raw_output_contents": raw}
-
 
 def empty_result(call: FeatureRequest) -> Map:
     """Return the result of a request that only ends its sequence."""
-    return _result(call, ResponseInfo(0, 0, kind_of(call.entry.engine)), (), ())
+    answered = ResponseInfo(0, 0, kind_of(call.entry.engine))
+    return infer_result(call.params.model_name, call.id, answered, (), ())
 
 
 def tokens_result(call: FeatureRequest, tokens: Sequence[int], answered: ResponseInfo) -> Map:
@@ -443,28 +382,8 @@ def tokens_result(call: FeatureRequest, tokens: Sequence[int], answered: Respons
     output = InferredOutput(
         name="tokens", datatype=dtype("int64").datatype, shape=(1, len(tokens)), parameters={}
     )
-    return _result(call, answered, (output,), (struct.pack(f"<{len(tokens)}q", *tokens),))
-
-
-def _result(
-    call: FeatureRequest, answered: ResponseInfo, outputs: tuple[InferredOutput, ...], raw: tuple[bytes, ...]
-) -> Map:
-    result = InferResult(
-        model_name=call.params.model_name,
-        model_version=VERSION,
-        id=call.id,
-        parameters=InferTimes(
-            queue_us=answered.queue_us,
-            compute_us=answered.compute_us,
-            engine=answered.engine,
-            engine_name=ENGINE_NAMES[answered.engine],
-            device=answered.device,
-        ),
-        outputs=outputs,
-        raw_output_contents=raw,
-    )
-    plain: Map = strict.to_plain(result)
-    return plain
+    raw = struct.pack(f"<{len(tokens)}q", *tokens)
+    return infer_result(call.params.model_name, call.id, answered, (output,), (raw,))
 
 
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
@@ -495,15 +414,13 @@ def without_sequence(options: InferOptions) -> InferOptions:
 
 
 def _weave(
-    sequence: LiveSequence,
-    interface: Interface,
-    params: PrepareParams,
-    data: tuple[Data, ...],
-    *,
-    first: bool,
-    last: bool,
-) -> RequestWithState:
-    given = {tensor.name for tensor in params.inputs}
+    sequence: LiveSequence, interface: Interface, call: FeatureRequest, *, first: bool
+) -> tuple[FeatureRequest, frozenset[str], dict[str, tuple[int, ...]]]:
+    """Return a request extended by its state, the outputs that the client requested, and guessed shapes.
+
+    These are the shapes of zeros for inputs with dynamic sizes.
+    """
+    params, given = call.params, {tensor.name for tensor in call.params.inputs}
     guessed: dict[str, tuple[int, ...]] = {}
     inputs: list[InputTensor] = []
     contents: list[bytes] = []
@@ -521,22 +438,41 @@ def _weave(
         inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
         contents.append(tensor.data)
     asked, outputs = _outputs(sequence, interface, params)
-    plain = without_sequence(params.parameters or InferOptions())
-    return RequestWithState(
-        sequence=sequence,
+    woven = dataclasses.replace(
+        params,
+        parameters=without_sequence(params.parameters or InferOptions()),
         # State precedes the client's inputs, so that errors in these are reported as without state.
-        params=dataclasses.replace(
-            params,
-            parameters=plain,
-            inputs=(*inputs, *params.inputs),
-            outputs=outputs,
-        ),
-        data=(*contents, *data),
-        requested=asked,
-        first=first,
-        last=last,
-        guessed=guessed,
+        inputs=(*inputs, *params.inputs),
+        outputs=outputs,
     )
+    return dataclasses.replace(call, params=woven, data=(*contents, *call.data), cache={}), asked, guessed
+
+
+def _split(sequence: LiveSequence, asked: frozenset[str], result: Map) -> tuple[Map, dict[str, StateTensor]]:
+    """Return the part of a result that the client requested, and the state by input."""
+    tensors: dict[str, StateTensor] = {}
+    given = {pair.output.name: pair.input.name for pair in sequence.pairs}
+    contents = iter(result["raw_output_contents"])
+    outputs, raw = [], []
+    for output in result["outputs"]:
+        name = output["name"]
+        data = None if output["parameters"] else next(contents)  # Parameters: it is in shared memory
+        if name in given and data is not None:
+            tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
+        if name in asked:
+            outputs.append(output)
+            if data is not None:
+                raw.append(data)
+    return {**result, "outputs": outputs, "raw_output_contents": raw}, tensors
+
+
+def _check_guesses(guessed: Mapping[str, tuple[int, ...]], tensors: Mapping[str, StateTensor]) -> None:
+    for name, shape in guessed.items():
+        if tensors[name].shape != shape:
+            raise InvalidArgument(
+                f"the state {name!r} begins with an open size, and zeros of shape {list(shape)} became "
+                f"{list(tensors[name].shape)}; give {name!r} with the first request of the sequence"
+            )
 
 
 def _outputs(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from honed.daemon.core.model import ServedModel, State
@@ -139,47 +139,45 @@ class InferencePlan:
         """Return the result of ModelInfer, as a map to send, for a request with the `id` `name`."""
         like = (ran.layout, answered.engine, answered.device)
         if like != self._answer[0]:
-            self._answer = like, strict.to_plain(self._result(ran.layout, answered))
+            outputs = self._inferred(*unpack_layout(ran.layout))
+            self._answer = like, infer_result(self.model, "", answered, outputs, ())
         usual = self._answer[1]
         times = usual["parameters"] | {"queue_us": answered.queue_us, "compute_us": answered.compute_us}
         return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
-    def _result(self, layout: bytes, answered: ResponseInfo) -> InferResult:
-        """Return the result without times, `id` and data, shared by runs with the same layout of outputs."""
-        shapes, offsets = unpack_layout(layout)
-        return InferResult(
-            model_name=self.model,
-            model_version=VERSION,
-            id="",
-            parameters=InferTimes(
-                queue_us=0,
-                compute_us=0,
-                engine=answered.engine,
-                engine_name=ENGINE_NAMES[answered.engine],
-                device=answered.device,
-            ),
-            outputs=tuple(
-                InferredOutput(
-                    name=t.name,
-                    datatype=dtype(t.dtype).datatype,
-                    shape=shape,
-                    parameters=_place_map(place),
-                )
-                for (t, place), shape in zip(self._outputs_with_places(shapes, offsets), shapes, strict=True)
-            ),
-            raw_output_contents=(),
-        )
+    def _inferred(
+        self, shapes: Sequence[tuple[int, ...]], offsets: Sequence[int]
+    ) -> tuple[InferredOutput, ...]:
+        """Return the outputs of the worker's response, which describes them by shapes and offsets."""
+        found = []
+        for (tensor, place), shape, offset in zip(self.outputs, shapes, offsets, strict=True):
+            if self.room is not None and offset >= 0:
+                place = self.room.part(offset, nbytes_of(tensor, shape))
+            kind, where = dtype(tensor.dtype).datatype, _place_map(place)
+            found.append(InferredOutput(name=tensor.name, datatype=kind, shape=shape, parameters=where))
+        return tuple(found)
 
-    def _outputs_with_places(
-        self, shapes: Iterable[tuple[int, ...]], offsets: Iterable[int]
-    ) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
-        """Return the outputs, each with its place."""
-        if self.room is None:
-            return self.outputs
-        return (
-            (t, place if offset < 0 else self.room.part(offset, nbytes_of(t, shape)))
-            for (t, place), offset, shape in zip(self.outputs, offsets, shapes, strict=True)
-        )
+
+def infer_result(
+    model: str, name: str, answered: ResponseInfo, outputs: tuple[InferredOutput, ...], raw: tuple[bytes, ...]
+) -> Map:
+    """Return the result of ModelInfer for the request with the `id` `name`, as a map to send."""
+    result = InferResult(
+        model_name=model,
+        model_version=VERSION,
+        id=name,
+        parameters=InferTimes(
+            queue_us=answered.queue_us,
+            compute_us=answered.compute_us,
+            engine=answered.engine,
+            engine_name=ENGINE_NAMES[answered.engine],
+            device=answered.device,
+        ),
+        outputs=outputs,
+        raw_output_contents=raw,
+    )
+    plain: Map = strict.to_plain(result)
+    return plain
 
 
 def describe(tensor: Tensor | PartitionTensor | TensorSpec) -> TensorMetadata:
