@@ -153,7 +153,8 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     for _ in range(3):
         assert pipeline._of(entry).infer == pipeline._run
     assert len(asked) == 2
-    place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
+    batched = dataclasses.replace(entry.manifest, settings=ModelSettings(max_batch=4))
+    place.handle(messages.ManifestChanged(entry.number, batched))
     for _ in range(3):
         assert pipeline._of(place.registry.get("m")).infer == pipeline._run
     assert asked[2:] == [4, 4]
@@ -200,7 +201,8 @@ def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path:
     assert [run(number, name)["id"] for name in ("one", "two", "")] == ["one", "two", ""]
     assert (asked[1].data, asked[1].params, found) == ((b"abcd",), params, ["one"])
     entry = place.registry.get("m")
-    place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
+    batched = dataclasses.replace(entry.manifest, settings=ModelSettings(max_batch=4))
+    place.handle(messages.ManifestChanged(entry.number, batched))
     assert run(number, "three")["id"] == "three"
     assert found == ["one", "three"]  # what it depends on has changed
     with pytest.raises(NotPrepared):

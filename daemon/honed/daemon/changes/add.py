@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from honed.daemon.aio import cancel_all, in_thread
-from honed.daemon.core.messages import Added, EngineReasonChanged, LoadReport
+from honed.daemon.core.messages import Added, LoadReport, ManifestChanged
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.selection import compare, cpu_serves, is_unfinished
@@ -440,9 +440,8 @@ class ModelInstaller:
             present = present.with_decision(reason=why, awaits_compiler=waits)
             served = self._registry.find(present.name)
             if served is not None and served.key == present.source_key:
-                await change.alter(
-                    served, EngineReasonChanged(model=served.number, why=why, awaits_compiler=waits)
-                )
+                manifest = served.manifest.with_decision(reason=why, awaits_compiler=waits)
+                await change.alter(served, ManifestChanged(served.number, manifest))
             if isinstance(error, Unavailable) and self._awaiting is None:
                 self._awaiting = asyncio.ensure_future(self._await_device(servers))
             return job.result(present)

@@ -16,9 +16,8 @@ from honed.daemon.core.messages import (
     Added,
     EngineChosen,
     LoadReport,
-    Pinned,
+    ManifestChanged,
     SuccessorReady,
-    SuccessorRejected,
     VersionChosen,
 )
 from honed.daemon.core.model import ServedModel, State
@@ -241,7 +240,9 @@ class Publisher:
                 if params.version != 0 and not history.number:
                     raise NotFound(f"{entry.name} has no compiled version that could be pinned")
                 async with self.changes.begin(entry.name) as change:
-                    await change.alter(entry, Pinned(entry.number, params.version != 0))
+                    pinned = dataclasses.replace(entry.manifest.history, pinned=params.version != 0)
+                    manifest = dataclasses.replace(entry.manifest, history=pinned)
+                    await change.alter(entry, ManifestChanged(entry.number, manifest))
         entry = self.registry.get(params.name)
         history = entry.manifest.history
         engine = entry.manifest.decision.pinned_engine
@@ -348,7 +349,10 @@ async def _reject(
     _log.warning("model %s: a successor is not served: %s", entry.name, reason)
     if quarantine:
         listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
-        await change.alter(entry, SuccessorRejected(entry.number, listed))
+        history = entry.manifest.history
+        history = dataclasses.replace(history, versions=(*history.versions, listed))
+        manifest = dataclasses.replace(entry.manifest, history=history)
+        await change.alter(entry, ManifestChanged(entry.number, manifest))
     return _keep_current(entry, reason, version.old_us, version.new_us)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.changes.change import Change, Changes
-from honed.daemon.core.messages import SettingsChanged
+from honed.daemon.core.messages import ManifestChanged
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import zero_inputs
 from honed.daemon.serving.pool import EngineManager
@@ -43,7 +43,8 @@ class SettingsKeeper:
         async with self.changes.begin(entry.name) as change:
             if settings.max_batch and not entry.manifest.settings.max_batch:
                 await self._verify_rows(change, entry)
-            await change.alter(entry, SettingsChanged(model=entry.number, settings=settings))
+            manifest = dataclasses.replace(entry.manifest, settings=settings)
+            await change.alter(entry, ManifestChanged(entry.number, manifest))
         _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
         return settings
 

@@ -8,7 +8,7 @@ from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
-from honed.protocol.results import ModelChecked, ModelSettings, ModelVersion
+from honed.protocol.results import ModelChecked
 from honed.protocol.values import ComparedOutput, OptimisationCheck
 
 from .model import ServedModel
@@ -213,21 +213,12 @@ class NotRestored(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReasonChanged(Event):
-    """The manifest of `model` has a new reason for its engine; `awaits_compiler`: a compiler would help."""
+@dataclass(frozen=True, slots=True)
+class ManifestChanged(Event):
+    """The manifest of `model` was changed, but neither its files nor its engine."""
 
     model: int
-    why: str
-    awaits_compiler: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsChanged(Event):
-    """The settings of `model` were replaced."""
-
-    model: int
-    settings: ModelSettings
+    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,22 +313,6 @@ class VersionChosen(Event):
     manifest: Manifest
     compiled: CompiledFileInfo
     proof: LoadReport
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessorRejected(Event):
-    """A successor of `model` was rejected and quarantined."""
-
-    model: int
-    version: ModelVersion
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned(Event):
-    """A user pinned `model`, so that no version replaces it, or unpinned it."""
-
-    model: int
-    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 from . import blame, engines, versions
 from .messages import (
     Added,
     Damaged,
-    EngineReasonChanged,
     FileReleased,
     FileRetained,
     LoadCrashed,
     Loaded,
     LoadRefused,
+    ManifestChanged,
     NotRestored,
     ProbeFailed,
     ProbePassed,
     Removed,
-    SettingsChanged,
     SuspendRequested,
 )
 from .model import Deployment, Phase, ServedModel, State, is_cpu
@@ -76,18 +74,11 @@ def not_restored(core: Core, event: NotRestored) -> None:
         versions.fail(core, model, reason)
 
 
-def engine_reason_changed(core: Core, event: EngineReasonChanged) -> None:
-    """Store why a model's engine serves it."""
+def manifest_changed(core: Core, event: ManifestChanged) -> None:
+    """Take over a model's changed manifest."""
     model = core.models.find_by_number(event.model)
     if model is not None:
-        model.manifest = model.manifest.with_decision(reason=event.why, awaits_compiler=event.awaits_compiler)
-
-
-def settings_changed(core: Core, event: SettingsChanged) -> None:
-    """Store a model's new settings."""
-    model = core.models.find_by_number(event.model)
-    if model is not None:
-        model.manifest = dataclasses.replace(model.manifest, settings=event.settings)
+        model.manifest = event.manifest
 
 
 def model_removed(core: Core, event: Removed) -> None:

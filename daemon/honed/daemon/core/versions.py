@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from honed.daemon.store.store import version_file
-from honed.daemon.store.versions import VersionHistory, go_back, settle, trial_over
+from honed.daemon.store.versions import go_back, settle, trial_over
 from honed.protocol.errors import AlreadyExists, Unavailable
 
 from .messages import (
@@ -20,9 +20,7 @@ from .messages import (
     InspectFile,
     Log,
     Persist,
-    Pinned,
     SuccessorReady,
-    SuccessorRejected,
     VersionChosen,
 )
 from .model import Canary, Deployment, Engine, Phase, ServedModel, State, is_cpu, kind_of
@@ -54,21 +52,6 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
     end_trial(core, left)
     admit(core, chosen, event.proof)
     core.unload_unused(left.engine, left.key_on(left.engine))
-
-
-def successor_rejected(core: Core, event: SuccessorRejected) -> None:
-    """Add a rejected successor to the history, without its file."""
-    model = core.models.find_by_number(event.model)
-    if model is not None:
-        history = model.manifest.history
-        _rewrite(model, dataclasses.replace(history, versions=(*history.versions, event.version)))
-
-
-def version_pinned(core: Core, event: Pinned) -> None:
-    """Pin the served version, so that no other replaces it, or unpin it."""
-    model = core.models.find_by_number(event.model)
-    if model is not None:
-        _rewrite(model, dataclasses.replace(model.manifest.history, pinned=event.pinned))
 
 
 def version_inspected(core: Core, event: Inspected) -> None:
@@ -239,10 +222,5 @@ def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) ->
 
 
 def _settle(core: Core, model: ServedModel) -> None:
-    _rewrite(model, settle(model.manifest.history))
+    model.manifest = dataclasses.replace(model.manifest, history=settle(model.manifest.history))
     core.act(Persist(model))
-
-
-def _rewrite(model: ServedModel, history: VersionHistory) -> None:
-    """Replace the history of a version."""
-    model.manifest = dataclasses.replace(model.manifest, history=history)

@@ -106,29 +106,22 @@ class Setting:
         return f"{self.table}.{self.key}"
 
 
-def describe(
-    meaning: str,
-    *,
-    unit: str = "",
-    minimum: float = 1,
-    effect: Effect = "at once",
-    check: Callable[[Any], object] | None = None,
-) -> dict[str, Any]:
-    """Return the metadata of a table's field; the arguments are those of `Setting`."""
-    return {"meaning": meaning, "unit": unit, "minimum": minimum, "effect": effect, "check": check}
-
-
 def setting(
     meaning: str,
     default: Any = dataclasses.MISSING,
     *,
     share: Callable[[MemoryShares], Any] | None = None,
-    **others: Any,
+    unit: str = "",
+    minimum: float = 1,
+    effect: Effect = "at once",
+    check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Return a field of a table; `others` are those of `describe`, and `share` returns the default."""
-    metadata = describe(meaning, **others)
+    """Return a field of a table; `share` returns the default, and the other arguments are `Setting`'s."""
+    metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "effect": effect, "check": check}
     if share is not None:
         return field(default_factory=lambda: share(own_shares()), metadata=metadata)
+    if default == {}:
+        return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -145,17 +138,11 @@ def of_table(table: str, kind: type[Any]) -> list[Setting]:
 class Service:
     """The [service] table. A device is a spec as `honed.machine.devices.select` takes it."""
 
-    socket: Path = field(
-        metadata=describe("The Unix socket, unless systemd passes one (honed.socket)", effect="restart")
-    )
-    state_dir: Path = field(
-        metadata=describe("Models and records. Losing this folder loses the models", effect="restart")
-    )
-    cache_dir: Path = field(
-        metadata=describe(
-            "Built kernels, measured peaks, verifications. May be emptied while the service is stopped",
-            effect="restart",
-        )
+    socket: Path = setting("The Unix socket, unless systemd passes one (honed.socket)", effect="restart")
+    state_dir: Path = setting("Models and records. Losing this folder loses the models", effect="restart")
+    cache_dir: Path = setting(
+        "Built kernels, measured peaks, verifications. May be emptied while the service is stopped",
+        effect="restart",
     )
     device: str = setting(
         "The default OpenCL device, by number, kind or part of its name. Empty: the first of `devices`, else "
@@ -166,12 +153,10 @@ class Service:
     devices: tuple[str, ...] = setting(
         "More devices to use at the same time, each with its own worker", (), effect="restart"
     )
-    placement: dict[str, str] = field(
-        default_factory=dict,
-        metadata=describe(
-            'Devices of single models, as `{lightglue = "mali"}`. It overrides `hone add --device`',
-            effect="restart",
-        ),
+    placement: dict[str, str] = setting(
+        'Devices of single models, as `{lightglue = "mali"}`. It overrides `hone add --device`',
+        {},
+        effect="restart",
     )
     fallback: str = setting(
         "The device that serves the models of a lost device until it is back. Empty: none",
@@ -235,9 +220,7 @@ class HubSettings:
     owner: str = setting(
         "The key of the hub's owner, whose list names trusted machines. Empty: trust no list", ""
     )
-    keys: dict[str, str] = field(
-        default_factory=dict, metadata=describe('Trusted keys, by a name for each: `{attic = "RW..."}`')
-    )
+    keys: dict[str, str] = setting('Trusted keys, by a name for each: `{attic = "RW..."}`', {})
     pull: bool = setting("honed-hub pulls when a model was added, and every `hub.hours`", True)
     push: bool = setting("honed-hub pushes once a day after something was tuned", True)
     hold: bool = setting("true: honed-hub only looks; `hone hub pull` takes the records", False)
