@@ -12,7 +12,6 @@ from honed.runtime.errors import InvalidArgument
 
 def test_root_gets_the_places_of_a_system_service() -> None:
     found = places({"HOME": "/root", "XDG_STATE_HOME": "/root/state", "XDG_RUNTIME_DIR": "/run/user/0"}, 0)
-    assert found.system
     assert found.socket == Path("/run/honed/honed.sock")
     assert found.state_dir == Path("/var/lib/honed")
     assert found.cache_dir == Path("/var/cache/honed")
@@ -35,7 +34,6 @@ def test_a_user_service_of_systemd_stays_in_the_users_folders() -> None:
     found = places({**environ, "CACHE_DIRECTORY": "/home/u/.cache/honed"}, 7)
     assert found.socket == Path("/run/user/7/honed/honed.sock")
     assert found.state_dir == Path("/home/u/.local/state/honed")
-    assert not found.system
 
 
 def test_an_ordinary_user_gets_xdg_defaults() -> None:

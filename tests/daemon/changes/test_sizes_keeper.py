@@ -148,7 +148,7 @@ def test_it_compiles_for_what_was_met_once_it_was_met_often(tmp_path: Path) -> N
 def test_what_it_was_met_in_outlives_the_service(tmp_path: Path) -> None:
     place = Place(tmp_path, [True])
     place.meet(30, 5)
-    place.ledger.write()
+    asyncio.run(place.ledger.save())
     counts = place.read().size_counts("m")
     assert counts == {ObservedSizes(part=1, sizes=(30,)): pytest.approx(5, abs=0.01)}
 

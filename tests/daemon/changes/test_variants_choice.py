@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:
     first.count_requests("m", "m@5", {"a": (5,)})
     first.count_requests("m", "m@5", {"a": (5,)})
     first.record_failure("m", "m@6", {"a": (6,)}, "it has no kernel", "honed 1")
-    first.write()
+    asyncio.run(first.save())
     [five, six] = ledger().wishes("m", "honed 1")
     assert (five.shapes, five.requests, five.failed) == ({"a": (5,)}, 2.0, "")
     assert six.failed == "it has no kernel"

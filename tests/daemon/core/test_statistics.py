@@ -62,7 +62,11 @@ def test_merging_is_counting_everything(first: list[float], second: list[float],
     merged.merge(filled(second))
     whole = filled(first + second)
     assert merged.quantile(share) == whole.quantile(share)
-    assert (merged.count, merged.largest, merged.buckets) == (whole.count, whole.largest, whole.buckets)
+    assert (merged.count, merged.largest, len(merged._buckets)) == (
+        whole.count,
+        whole.largest,
+        len(whole._buckets),
+    )
     assert merged.sum == pytest.approx(whole.sum)
 
 
@@ -70,7 +74,7 @@ def test_merging_is_counting_everything(first: list[float], second: list[float],
 def test_any_number_is_counted_in_bounded_memory(values: list[float]) -> None:
     histogram = filled(values)
     assert histogram.count == len(values)
-    assert histogram.buckets <= min(len(values), MAX_BUCKETS)
+    assert len(histogram._buckets) <= min(len(values), MAX_BUCKETS)
     found = histogram.quantile(0.5)
     assert found is not None
     assert 0 < found <= HIGHEST * (1 + ERROR) ** 2
@@ -78,7 +82,7 @@ def test_any_number_is_counted_in_bounded_memory(values: list[float]) -> None:
 
 def test_every_bucket_there_can_be() -> None:
     histogram = filled(np.geomspace(LOWEST / 10, HIGHEST * 10, 100_000).tolist())
-    assert MAX_BUCKETS - 3 <= histogram.buckets <= MAX_BUCKETS
+    assert MAX_BUCKETS - 3 <= len(histogram._buckets) <= MAX_BUCKETS
 
 
 def test_nothing_counted_has_no_quantiles() -> None:

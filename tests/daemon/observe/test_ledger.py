@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -119,9 +120,9 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     ledger.count_seconds("b", 1.0)
     ledger.record_profile("a", "version 2", ROWS)
     assert ledger.usage()["a"].tasks == pytest.approx({"dense": 5.6, "softmax": 1.6})
-    ledger.write()
+    asyncio.run(ledger.save())
     written = (tmp_path / "usage.json").stat().st_ino
-    ledger.write()
+    asyncio.run(ledger.save())
     assert (tmp_path / "usage.json").stat().st_ino == written, "nothing happened since"
     clocks.monotonic = 0.0  # another boot
     clocks.wall += 3 * DAY
@@ -130,7 +131,7 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     assert again.usage()["a"].tasks == pytest.approx({"dense": 2.8, "softmax": 0.8})
     assert [told.profiled for told in again.usage().values()] == ["version 2", ""]
     again.forget("a")
-    again.write()
+    asyncio.run(again.save())
     assert set(seconds(opened(tmp_path, clocks))) == {"b"}
 
 
@@ -147,12 +148,12 @@ def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:
     clocks = Clocks()
     ledger = opened(tmp_path, clocks)
     ledger.count_seconds("a", 8.0)
-    ledger.write()
+    asyncio.run(ledger.save())
     right, clocks.wall = clocks.wall, 0.0
     ledger = opened(tmp_path, clocks)
     assert seconds(ledger) == {"a": 8.0}
     ledger.count_seconds("a", 1.0)
-    ledger.write()
+    asyncio.run(ledger.save())
     clocks.wall = right + 3 * DAY
     assert seconds(opened(tmp_path, clocks)) == pytest.approx({"a": 4.5})
 
@@ -189,7 +190,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str, caplog: pytest.L
     assert (tmp_path / "usage.json.damaged").read_bytes() == text.encode("latin-1")
     assert "usage.json.damaged" in caplog.text
     ledger.count_seconds("a", 1.0)
-    ledger.write()
+    asyncio.run(ledger.save())
     assert json.loads((tmp_path / "usage.json").read_text())["models"]["a"]["seconds"] == 1.0
 
 
@@ -202,8 +203,8 @@ def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(
     folder.rmdir()
     for _ in range(3):
         ledger.count_seconds("a", 1.0)
-        ledger.write()
+        asyncio.run(ledger.save())
     assert caplog.text.count("cannot be saved") == 1
     folder.mkdir()
-    ledger.write()
+    asyncio.run(ledger.save())
     assert seconds(opened(folder, Clocks())) == {"a": 3.0}

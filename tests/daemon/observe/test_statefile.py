@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,27 +24,27 @@ def test_it_is_written_when_it_changed(tmp_path: Path) -> None:
     path = tmp_path / "count.json"
     kept = file(path)
     assert kept.read() is None
-    kept.write(Value(count=1))
+    asyncio.run(kept.save(Value(count=1)))
     written = path.stat().st_ino
-    kept.write(Value(count=1))
-    kept.write(None)
+    asyncio.run(kept.save(Value(count=1)))
+    asyncio.run(kept.save(None))
     assert path.stat().st_ino == written
     again = file(path)
     assert again.read() == Value(count=1)
-    again.write(Value(count=1))
+    asyncio.run(again.save(Value(count=1)))
     assert path.stat().st_ino == written
-    again.write(Value(count=2))
+    asyncio.run(again.save(Value(count=2)))
     assert file(path).read() == Value(count=2)
 
 
 def test_what_could_not_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "gone" / "count.json"
     kept = file(path)
-    kept.write(Value(count=1))
-    kept.write(None)
+    asyncio.run(kept.save(Value(count=1)))
+    asyncio.run(kept.save(None))
     assert caplog.text.count("the count cannot be saved") == 1
     path.parent.mkdir()
-    kept.write(None)
+    asyncio.run(kept.save(None))
     assert file(path).read() == Value(count=1)
 
 
@@ -51,12 +52,12 @@ def test_what_is_as_before_a_failure_is_not_written_again(tmp_path: Path) -> Non
     folder = tmp_path / "there"
     folder.mkdir()
     kept = file(folder / "count.json")
-    kept.write(Value(count=1))
+    asyncio.run(kept.save(Value(count=1)))
     folder.rename(tmp_path / "away")
-    kept.write(Value(count=2))
-    kept.write(Value(count=1))
+    asyncio.run(kept.save(Value(count=2)))
+    asyncio.run(kept.save(Value(count=1)))
     (tmp_path / "away").rename(folder)
-    kept.write(None)
+    asyncio.run(kept.save(None))
     assert file(folder / "count.json").read() == Value(count=1)
 
 

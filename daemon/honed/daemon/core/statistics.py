@@ -81,11 +81,6 @@ class Histogram:
         self.sum += other.sum
         self.largest = max(self.largest, other.largest)
 
-    @property
-    def buckets(self) -> int:
-        """The number of buckets in use, at most MAX_BUCKETS."""
-        return len(self._buckets)
-
     def summary(self) -> DurationSummary:
         """Return the summary of the histogram that Metrics shows."""
         return DurationSummary(

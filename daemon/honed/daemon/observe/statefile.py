@@ -59,22 +59,11 @@ class StateFile(Generic[T]):
 
     async def save(self, value: T | None) -> None:
         """Write the value if it changed; with None, retry a failed write."""
-        data = self._encode(value)
-        if data is not None:
-            await in_thread(self._write, data)
-
-    def write(self, value: T | None) -> None:
-        """Write as `save` does, in this thread."""
-        data = self._encode(value)
-        if data is not None:
-            self._write(data)
-
-    def _encode(self, value: T | None) -> bytes | None:
         data = json.dumps(strict.to_plain(value), indent=1).encode() if value is not None else self._unsaved
         if data == self._saved:
             self._unsaved = b""
-            return None
-        return data or None
+        elif data:
+            await in_thread(self._write, data)
 
     def _write(self, data: bytes) -> None:
         try:

@@ -280,10 +280,6 @@ class UsageLog:
         """Write the log if it has changed since the last write."""
         await self._file.save(self._snapshot())
 
-    def write(self) -> None:
-        """Write as `save` does, in this thread."""
-        self._file.write(self._snapshot())
-
     def _entry(self, model: str) -> _Model:
         """Return a model's entry, created if needed, for the caller to change."""
         self._changed = True

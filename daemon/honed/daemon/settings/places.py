@@ -29,11 +29,6 @@ class Places:
         """The path of the tuning records."""
         return records_in(self.state_dir)
 
-    @property
-    def system(self) -> bool:
-        """Return whether these are the paths of the system's service."""
-        return self.state_dir == SYSTEM_STATE
-
 
 def drop_in_dir(config: Path) -> Path:
     """Return the folder of drop-in files: `honed.toml.d` for `honed.toml`."""

@@ -99,7 +99,3 @@ class Usage:
     def largest(self) -> int:
         """The uid of the user with the largest amount; there must be one."""
         return max(self._amounts, key=lambda uid: self._amounts[uid])
-
-    def of(self, uid: int) -> int:
-        """Return the amount of a user."""
-        return self._amounts.get(uid, 0)
