@@ -48,6 +48,12 @@ async def clearing_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator
         await in_thread(folder.__exit__, None, None, None)
 
 
+def expire(waiting: asyncio.Future[Any], error: Exception) -> None:
+    """Fail a future whose time is over, unless it is done."""
+    if not waiting.done():
+        waiting.set_exception(error)
+
+
 # ---- An awaitable end, whose task continues at once; with a future it continues a turn later ----
 
 

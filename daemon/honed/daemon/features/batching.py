@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from honed.daemon.aio import expire
 from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
@@ -145,12 +146,6 @@ class _BatchGroup:
     timer: asyncio.TimerHandle | None = None
 
 
-def _refuse_late(waits: asyncio.Future[Map]) -> None:
-    if not waits.done():
-        error = DeadlineExceeded("the request's deadline passed before it was answered; allow more time")
-        waits.set_exception(error)
-
-
 def _end_unless_awaited(
     run: asyncio.Task[None], members: Sequence[_BatchRequest], _: asyncio.Future[Map]
 ) -> None:
@@ -207,7 +202,8 @@ class Batcher(Feature):
         group.waiting[member.number] = request
         group.gathering.add(member)
         self._look(group)
-        late = loop.call_later(timeout, _refuse_late, request.answered)
+        error = DeadlineExceeded("the request's deadline passed before it was answered; allow more time")
+        late = loop.call_later(timeout, expire, request.answered, error)
         try:
             return await request.answered
         finally:

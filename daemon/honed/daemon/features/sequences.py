@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from honed.daemon.aio import expire
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
@@ -229,16 +230,6 @@ class Sequences:
             self.drop(key, "its model was removed")
 
 
-def _refuse_late(turn: asyncio.Future[None], key: SequenceKey) -> None:
-    if not turn.done():
-        turn.set_exception(
-            DeadlineExceeded(
-                f"the request's deadline passed before the one before it in {key.label} was answered; "
-                "allow more time"
-            )
-        )
-
-
 def key_of(user: int, params: PrepareParams) -> SequenceKey | None:
     """Return the key of the sequence that a request belongs to, or None. Raises InvalidArgument."""
     options = params.parameters
@@ -350,7 +341,9 @@ class SequenceFeature(Feature):
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._turns[key].append(turn)
-        late = loop.call_at(deadline, _refuse_late, turn, key)
+        where = f"before the one before it in {key.label} was answered"
+        error = DeadlineExceeded(f"the request's deadline passed {where}; allow more time")
+        late = loop.call_at(deadline, expire, turn, error)
         try:
             await turn
         except BaseException:

@@ -241,12 +241,11 @@ class Leasing:
     def metrics(self) -> LeaseFigures:
         """Return the field `lease` of Metrics."""
         status = self.lease()
-        return LeaseFigures(
+        return strict.copy_fields(
+            LeaseFigures,
+            status,
             held=self._lease.held is not None,
-            seconds=status.seconds,
             grants=status.granted,
-            revoked=status.revoked,
-            overdue=status.overdue,
             release=strict.copy_fields(ReleaseFigures, status.release),
         )
 

@@ -84,7 +84,10 @@ class ProofCache:
 
     def forget(self, key: str) -> None:
         """Delete a file's entry, so that the file is verified again; raise OSError if that fails."""
-        self._marker(key).unlink(missing_ok=True)
+        try:
+            self._marker(key).unlink(missing_ok=True)
+        except OSError as error:
+            _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
     def _marker(self, key: str) -> Path:
         return self._folder / hashlib.sha256(f"{key} {self._device}".encode()).hexdigest()
@@ -152,13 +155,10 @@ class Loader:
         except NoWorker:
             return None  # The worker ended for another reason; the next one loads the model
         except WorkerDied as error:
-            if not isinstance(error, BuilderLost):
-                self._forget(
-                    key
-                )  # The file may be to blame: the builder verifies it before it is loaded again
-            return messages.LoadCrashed(
-                action.deployment, str(error), in_builder=isinstance(error, BuilderLost)
-            )
+            in_builder = isinstance(error, BuilderLost)
+            if not in_builder:  # The file may be to blame: the builder verifies it before it is loaded again
+                self._proofs().forget(key)
+            return messages.LoadCrashed(action.deployment, str(error), in_builder)
         except HonedError as error:
             short = isinstance(error, OutOfMemory)
             return messages.LoadRefused(action.deployment, self.engine.name, key, str(error), short)
@@ -190,10 +190,10 @@ class Loader:
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerDied:
-            self._forget(key)  # The file may be to blame: it is verified again before it serves
+            self._proofs().forget(key)  # The file may be to blame: it is verified again before it serves
             return None
         except HonedError as error:
-            self._forget(key)
+            self._proofs().forget(key)
             return messages.ProbeFailed(action.deployment, str(error))
         return messages.ProbePassed(action.deployment, outputs)
 
@@ -237,7 +237,7 @@ class Loader:
             for probe in probes[:enough]:
                 outputs = await self._check(key, probe, give_way=give_way)
         except ModelRefused:
-            self._forget(key)
+            self._proofs().forget(key)
             raise
         left = probes[enough:]
         if not left:
@@ -269,12 +269,6 @@ class Loader:
     def _proofs(self) -> ProofCache:
         assert self._supervisor.identity is not None
         return ProofCache(self._cache_dir, self._supervisor.identity)
-
-    def _forget(self, key: str) -> None:
-        try:
-            self._proofs().forget(key)
-        except OSError as error:
-            _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
     async def compare(
         self, old: str, new: str, allowance: float, *, most: int = MAX_PAIRS
