@@ -9,7 +9,7 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from honed.daemon.store.names import Viewer
@@ -33,31 +33,27 @@ class Credentials:
     gids: frozenset[int]
 
 
-_ALL = frozenset(Permission)
-_OUTSIDER = frozenset({Permission.ANYONE})
-_INFERRING = frozenset({Permission.INFER, Permission.OWN})
-_SHARING = frozenset({Permission.HINTS})
+# Groups by the right that they give; the one for changes gives all.
+_GROUPS = {
+    Permission.INFER: INFER_GROUP,
+    Permission.OWN: INFER_GROUP,
+    Permission.HINTS: HINTS_GROUP,
+    Permission.CHANGE: CHANGE_GROUP,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The policy of permissions; a group that does not exist on this machine is None."""
+    """The policy of permissions; the `gids` of groups that do not exist on this machine are None."""
 
     own_uid: int
-    infer_gid: int | None
-    change_gid: int | None
-    hints_gid: int | None
+    gids: Mapping[str, int | None]
 
-    def rights(self, peer: Credentials) -> frozenset[Permission]:
-        """Return the rights of a peer: the kinds of methods that it may call."""
-        if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
-            return _ALL
-        rights = _OUTSIDER
-        if self.infer_gid in peer.gids:
-            rights |= _INFERRING
-        if self.hints_gid in peer.gids:
-            rights |= _SHARING
-        return rights
+    def allows(self, peer: Credentials, right: Permission) -> bool:
+        """Return whether a peer has a right: whether it may call methods of that kind."""
+        if right is Permission.ANYONE or peer.uid in (0, self.own_uid):
+            return True
+        return self.gids[_GROUPS[right]] in peer.gids or self.gids[CHANGE_GROUP] in peer.gids
 
     def viewer(self, peer: Credentials) -> Viewer:
         """Return the peer as a viewer, which decides which models it sees."""
@@ -65,11 +61,10 @@ class Policy:
 
     def check(self, peer: Credentials, right: Permission, what: str) -> None:
         """Raise PermissionDenied, with a remedy, unless the peer has the right."""
-        if right in self.rights(peer):
+        if self.allows(peer, right):
             return
-        group, gid = self._group(right)
-        user = user_name(peer.uid)
-        if gid is None:
+        group, user = _GROUPS[right], user_name(peer.uid)
+        if self.gids[group] is None:
             remedy = f"there is no group {group} here: run as root or as the user of the service"
         else:
             remedy = f"run 'sudo usermod -aG {group} {user}' and log in again"
@@ -77,24 +72,10 @@ class Policy:
             f"user {user} may not call {what} because it is not in group {group}; {remedy}"
         )
 
-    def _group(self, right: Permission) -> tuple[str, int | None]:
-        match right:
-            case Permission.CHANGE:
-                return CHANGE_GROUP, self.change_gid
-            case Permission.HINTS:
-                return HINTS_GROUP, self.hints_gid
-            case _:
-                return INFER_GROUP, self.infer_gid
-
 
 def current_policy(own_uid: int) -> Policy:
     """Return the policy with the groups of this machine."""
-    return Policy(
-        own_uid=own_uid,
-        infer_gid=_gid(INFER_GROUP),
-        change_gid=_gid(CHANGE_GROUP),
-        hints_gid=_gid(HINTS_GROUP),
-    )
+    return Policy(own_uid=own_uid, gids={group: _gid(group) for group in _GROUPS.values()})
 
 
 def identify(connected: socket.socket) -> Credentials:
