@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from honed.machine.processors import first_placement, half_arithmetic, processors
 from honed.protocol.service import ServicePlaces
-from honed.runtime import HONED_VERSION
 
 from .aio import in_thread
 from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes, StoreWriter
 from .changes.publish import Publisher
-from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
 from .feature import Feature
@@ -263,7 +261,6 @@ def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]
         publisher=parts.publisher,
         usage_log=base.usage_log,
         pipeline=parts.pipeline,
-        settings=SettingsKeeper(base.changes, base.pool),
         metrics=_metrics(parts),
         leasing=base.leasing,
         tuner=parts.tuner,
@@ -278,7 +275,6 @@ def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]
 def _metrics(parts: ServiceComponents) -> MetricsCollector:
     base = parts.base
     return MetricsCollector(
-        version=HONED_VERSION,
         started=base.started,
         registry=base.registry,
         pool=base.pool,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.changes.change import Change, Changes
 from honed.daemon.core.messages import ManifestChanged
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import zero_inputs
-from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict
@@ -27,40 +25,34 @@ _MOST_ELEMENTS = 1 << 28  # Maximum elements of a synthetic input
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class SettingsKeeper:
-    """A keeper of models' settings."""
+async def change_settings(changes: Changes, entry: ServedModel, params: SetParams) -> ModelSettings:
+    """Change the settings of a model that are given, and return all; raise InvalidArgument for bad values."""
+    given = {f.name: getattr(params, f.name) for f in dataclasses.fields(ModelSettings)}
+    present: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    settings = dataclasses.replace(entry.manifest.settings, **present)
+    _check(settings, entry)
+    async with changes.begin(entry.name) as change:
+        if settings.max_batch and not entry.manifest.settings.max_batch:
+            await _verify_rows(change, entry)
+        manifest = dataclasses.replace(entry.manifest, settings=settings)
+        await change.alter(entry, ManifestChanged(entry.number, manifest))
+    _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
+    return settings
 
-    changes: Changes
-    pool: EngineManager
 
-    async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:
-        """Change the settings that are given, and return all; raise InvalidArgument for bad values."""
-        given = {f.name: getattr(params, f.name) for f in dataclasses.fields(ModelSettings)}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        settings = dataclasses.replace(entry.manifest.settings, **changes)
-        _check(settings, entry)
-        async with self.changes.begin(entry.name) as change:
-            if settings.max_batch and not entry.manifest.settings.max_batch:
-                await self._verify_rows(change, entry)
-            manifest = dataclasses.replace(entry.manifest, settings=settings)
-            await change.alter(entry, ManifestChanged(entry.number, manifest))
-        _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
-        return settings
-
-    async def _verify_rows(self, change: Change, entry: ServedModel) -> None:
-        """Raise InvalidArgument if requests cannot be batched, or would change each other's outputs."""
-        name, manifest = entry.name, entry.manifest
-        if wrong := _objection(manifest.interface):
-            raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
-        cpu = self.pool.require_cpu(manifest.owner)
-        assert manifest.interface is not None
-        key = manifest.source_key
-        await change.load_stored(cpu, manifest, key)
-        call = CompareRows(key=key, inputs=zero_inputs(manifest.interface.inputs, manifest.shapes))
-        answer = await cpu.supervisor.call(call, seconds=self.changes.limits.load_seconds)
-        if answer.objection:
-            raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.objection}")
+async def _verify_rows(change: Change, entry: ServedModel) -> None:
+    """Raise InvalidArgument if requests cannot be batched, or would change each other's outputs."""
+    name, manifest, changes = entry.name, entry.manifest, change.changes
+    if wrong := _objection(manifest.interface):
+        raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
+    cpu = changes.pool.require_cpu(manifest.owner)
+    assert manifest.interface is not None
+    key = manifest.source_key
+    await change.load_stored(cpu, manifest, key)
+    call = CompareRows(key=key, inputs=zero_inputs(manifest.interface.inputs, manifest.shapes))
+    answer = await cpu.supervisor.call(call, seconds=changes.limits.load_seconds)
+    if answer.objection:
+        raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.objection}")
 
 
 def _check(settings: ModelSettings, entry: ServedModel) -> None:

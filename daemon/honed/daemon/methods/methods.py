@@ -14,7 +14,7 @@ from honed.daemon.aio import Driven
 from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
-from honed.daemon.changes.settings import SettingsKeeper
+from honed.daemon.changes.settings import change_settings
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
@@ -112,7 +112,6 @@ class Api:
     publisher: Publisher
     usage_log: UsageLog
     pipeline: InferencePipeline
-    settings: SettingsKeeper
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
@@ -376,7 +375,7 @@ class Api:
 
     @_answers(methods.MODEL_SET)
     async def _model_set(self, call: MethodCall, params: SetParams) -> results.ModelSettings:
-        return await self.settings.set(self.registry.model(params.name), params)
+        return await change_settings(self.changes, self.registry.model(params.name), params)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: MethodCall, params: UnloadParams) -> Empty:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel, State
@@ -34,6 +33,7 @@ from honed.protocol.service import (
     WorkerFigures,
 )
 from honed.protocol.values import ENGINE_NAMES
+from honed.runtime import HONED_VERSION
 
 from .status import queue_status, servers_seen
 
@@ -46,7 +46,6 @@ DEVICE_TIME = "wall time of inferences in the worker"
 class MetricsCollector:
     """A collector of figures; `lease` and `gpu_faults` return theirs since the service started."""
 
-    version: str
     started: float  # Start of the service (time.monotonic)
     registry: Registry
     pool: EngineManager
@@ -55,7 +54,6 @@ class MetricsCollector:
     connections: Callable[[], int]
     lease: Callable[[], LeaseFigures]
     gpu_faults: Callable[[], FaultFigures]
-    root: Path = Path("/")  # Root of the file system with the sensors
 
     async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
         """Return the result of Metrics for a peer; raise InvalidArgument for an unknown format."""
@@ -71,7 +69,7 @@ class MetricsCollector:
     async def document(self, viewer: Viewer) -> service.Metrics:
         """Return every figure that a peer may see; spans in seconds, temperatures in degrees Celsius."""
         tuning = self.tuner.figures
-        sensors = await in_thread(temperatures, self.root)
+        sensors = await in_thread(temperatures)
         now, default = time.monotonic(), self.pool.default
         uptime, usage, waiting = now - self.started, self.usage_log.usage(), self.pool.waiting()
         with_variants = Counter[str]()
@@ -80,7 +78,7 @@ class MetricsCollector:
         whole = self.registry.all_statistics if viewer.all else self.registry.shared_statistics
         own = self.registry.own_names(viewer)
         return service.Metrics(
-            version=self.version,
+            version=HONED_VERSION,
             pid=os.getpid(),
             time=time.time(),
             uptime_seconds=uptime,
