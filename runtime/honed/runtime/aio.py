@@ -13,8 +13,8 @@ from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import Unavailable
 
 from .calling import rpc
-from .calling.calls import AsyncRequestSequence, register, unregister
-from .calling.operations import Operations
+from .calling.calls import register, unregister
+from .calling.operations import Operations, SequenceBase
 from .calling.rpc import Reply, RpcRequest, RpcSteps, T
 from .calling.shared_memory import Region
 
@@ -66,7 +66,7 @@ class AsyncClient(Operations, performing=_performing):
 
     def sequence(self, model: str) -> AsyncRequestSequence:
         """Return a sequence of requests to `model`, whose state the service keeps between them."""
-        return AsyncRequestSequence(self.infer, model)
+        return AsyncRequestSequence(self, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""
@@ -105,6 +105,16 @@ class AsyncClient(Operations, performing=_performing):
                 raise
             self._link = link
             return link
+
+
+class AsyncRequestSequence(SequenceBase, performing=_performing):
+    """A sequence of an `AsyncClient`, whose methods are awaited."""
+
+    async def __aenter__(self) -> AsyncRequestSequence:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 async def _perform(link: AsyncLink, ask: RpcRequest) -> Reply:

@@ -24,8 +24,8 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import ProtocolError, close_all
 
 from .calling import rpc
-from .calling.calls import RequestSequence, register, unregister
-from .calling.operations import Operations
+from .calling.calls import register, unregister
+from .calling.operations import Operations, SequenceBase
 from .calling.rpc import Reply, RpcRequest, RpcSteps, T, limit_of
 from .calling.shared_memory import Region
 
@@ -88,7 +88,7 @@ class Client(Operations, performing=_performing):
 
     def sequence(self, model: str) -> RequestSequence:
         """Return a sequence of requests to `model`, whose state the service keeps between them."""
-        return RequestSequence(self.infer, model)
+        return RequestSequence(self, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""
@@ -165,6 +165,16 @@ class Client(Operations, performing=_performing):
             self._perform(link, unregister(region))
         except Unavailable:
             self._drop(link)
+
+
+class RequestSequence(SequenceBase, performing=_performing):
+    """A sequence of a `Client`; its requests run one after the other, in the order in which they are sent."""
+
+    def __enter__(self) -> RequestSequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _NotSent(Unavailable):

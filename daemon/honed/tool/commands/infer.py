@@ -23,8 +23,8 @@ from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_SHOW, MODEL_ST
 from honed.protocol.params import ModelParams
 from honed.protocol.results import InferenceStatistics, Tallied
 from honed.protocol.values import TensorMetadata, engine_name
-from honed.runtime.calling.calls import InferenceResponse, RequestSequence
-from honed.runtime.client import Client
+from honed.runtime.calling.calls import InferenceResponse
+from honed.runtime.client import Client, RequestSequence
 from honed.runtime.dtypes import STRING, from_datatype, is_text
 from honed.tool.output import Console, Output, Reporter, fields, line, shape_text, table
 from honed.tool.parser import Parser, UsageError, count, define, parse_named_file, patience, unique

@@ -1,4 +1,4 @@
-"""Inferences as clients make them, one by one and in sequences: arrays to parameters, results to arrays.
+"""Inferences as clients make them: arrays to parameters, results to arrays.
 
 Sends and receives nothing, but creates and closes a client's own regions of shared memory. Both clients
 (`client`, `aio`) build on it; docs/protocol.md is the specification.
@@ -11,8 +11,7 @@ import dataclasses
 import functools
 import os
 import sys
-import uuid
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -150,14 +149,6 @@ class EncodedRequest(PreparedRequest):
         return target
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchRegion:
-    """A region for the inputs of one request, followed by `room` bytes for its outputs."""
-
-    region: Region
-    room: int
-
-
 @dataclass(slots=True)  # Frozen takes four times as long to make
 class InferenceResponse:
     """The result of a request: outputs by name, the engine that answered, and times in microseconds.
@@ -219,11 +210,11 @@ class InferenceBase:
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
-        outputs: Outputs | None,
-        timeout: float | None,
-        priority: int,
-        finite: bool,
-        sequence: SequenceOptions | None,
+        outputs: Outputs | None = None,
+        timeout: float | None = None,
+        priority: int = 2,
+        finite: bool = False,
+        sequence: SequenceOptions | None = None,
         compiled: bool = False,
     ) -> RpcSteps[InferenceResponse]:
         """Return the service's response to an inference.
@@ -243,7 +234,7 @@ class InferenceBase:
             lent, why = None, None
             if given + room:
                 try:
-                    lent = yield from self._lend(given, room)
+                    lent = yield from self._lend(given + room)
                 except ResourceExhausted as error:
                     why = error
             if lent is None:
@@ -253,14 +244,14 @@ class InferenceBase:
                 wanted = {name: place_of(into[name], regions) if into else None for name in outputs}
             asking = Asking(priority, finite, sequence, compiled)
             like = (
-                *(model, asking, lent, None if wanted is None else (*wanted.items(),)),
+                *(model, asking, lent, room, None if wanted is None else (*wanted.items(),)),
                 *((name, array.dtype, array.shape, places.get(name)) for name, array in arrays.items()),
             )
             try:
-                with _NOT_LENT if lent is None else self._scratch.lend(lent.region):
+                with _NOT_LENT if lent is None else self._scratch.lend(lent):
                     call = self._known.get(like)
                     if not isinstance(call, EncodedRequest):
-                        call = infer_call(model, arrays, wanted, places, asking, lent)
+                        call = infer_call(model, arrays, wanted, places, asking, lent, room)
                     reply = yield from self._send(like, call, call.contents(arrays), seconds)
                     answered = call.answer(reply, into)
             except AnswerTooLarge as error:
@@ -312,8 +303,8 @@ class InferenceBase:
             self._known[like] = prepared
         return reply.result
 
-    def _lend(self, nbytes: int, room: int) -> RpcSteps[ScratchRegion]:
-        """Return a region for `nbytes` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
+    def _lend(self, nbytes: int) -> RpcSteps[Region]:
+        """Return a region of at least `nbytes` bytes for one request; raise ResourceExhausted.
 
         Unregisters and closes dropped regions first.
         """
@@ -321,10 +312,10 @@ class InferenceBase:
             self._discard(region)
             with contextlib.suppress(HonedError):  # NotFound is fine: the service forgot the region already
                 yield unregister(region)
-        ready = self._scratch.take(nbytes + room)
+        ready = self._scratch.take(nbytes)
         if ready is not None:
-            return ScratchRegion(ready, room)
-        region = self._new_region(shared_memory.region_bytes(nbytes + room))
+            return ready
+        region = self._new_region(shared_memory.region_bytes(nbytes))
         self._regions[region.name] = region  # Registered by a reconnect meanwhile
         try:
             yield register(region)
@@ -333,7 +324,7 @@ class InferenceBase:
         except BaseException:
             self._discard(region)
             raise
-        return ScratchRegion(region, room)
+        return region
 
     def _forget_scratch(self) -> None:
         """Release the client's own regions; the service forgets regions with their connection."""
@@ -389,11 +380,13 @@ def infer_call(
     outputs: Iterable[str] | Mapping[str, RegionPlace | None] | None,
     places: Mapping[str, RegionPlace | None],
     asking: Asking,
-    lent: ScratchRegion | None = None,
+    lent: Region | None = None,
+    room: int = 0,
 ) -> EncodedRequest:
     """Return the encoded inference for arrays from `portable`; inputs with one of `places` are not copied.
 
-    The others are copied into `lent`, or sent. `outputs` may have places, too.
+    The others are copied into `lent`, followed by `room` bytes for outputs, or sent. `outputs` may have
+    places, too.
 
     Raises InvalidArgument for element types that honed does not carry.
     """
@@ -404,9 +397,9 @@ def infer_call(
         datatype = STRING.datatype if is_text(array) else _datatype(array.dtype)
         place = places.get(name)
         if place is None and lent is not None and array.nbytes and not is_text(array):
-            copy = lent.region.array(array.dtype.name, array.shape)
+            copy = lent.array(array.dtype.name, array.shape)
             copied.append((name, copy))
-            place = place_of(copy, (lent.region,))
+            place = place_of(copy, (lent,))
         elif place is None:
             sent.append(name)
         described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
@@ -415,14 +408,13 @@ def infer_call(
         given = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
         wanted = tuple(OutputTensor(name=name, parameters=place) for name, place in given.items())
     params = PrepareParams(
-        model_name=model, inputs=tuple(described), outputs=wanted, parameters=_options(asking, lent)
+        model_name=model, inputs=tuple(described), outputs=wanted, parameters=_options(asking, lent, room)
     )
     shared = frozenset(output.name for output in wanted or () if output.parameters is not None)
-    region = lent.region if lent is not None else None
-    return EncodedRequest(params, None, tuple(sent), tuple(copied), shared, region)
+    return EncodedRequest(params, None, tuple(sent), tuple(copied), shared, lent)
 
 
-def _options(asking: Asking, lent: ScratchRegion | None) -> InferOptions:
+def _options(asking: Asking, lent: Region | None, room: int) -> InferOptions:
     sequence = asking.sequence
     said: Map = {"priority": asking.priority, "finite": asking.finite}
     if sequence is not None:
@@ -430,11 +422,11 @@ def _options(asking: Asking, lent: ScratchRegion | None) -> InferOptions:
         said |= {"greedy_tokens": sequence.greedy_tokens or None}
         said |= {"stop_tokens": sequence.stop_tokens or None}
         said |= {"sequence_start": sequence.start or None, "sequence_end": sequence.end or None}
-    if lent is not None and lent.room:
+    if lent is not None and room:
         said |= {
-            "shared_memory_region": lent.region.name,
-            "shared_memory_offset": lent.region.room(lent.room),
-            "shared_memory_byte_size": lent.room,
+            "shared_memory_region": lent.name,
+            "shared_memory_offset": lent.room(room),
+            "shared_memory_byte_size": room,
         }
     return InferOptions(**said, compiled=asking.compiled or None)
 
@@ -461,123 +453,6 @@ def place_of(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | No
                 shared_memory_byte_size=array.nbytes,
             )
     return None
-
-
-class _Course:
-    """A sequence of requests to one model, whose state the service keeps between them.
-
-        with client.sequence("vad") as vad:
-            for frame in frames:
-                speech = vad.infer({"input": frame, "sr": 16000})["output"]
-
-    The first request begins the sequence, with zeros for the state that it does not send; the end of the
-    block ends it. If the service has lost it, requests raise SequenceLost until `restart` is called.
-    """
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.id = uuid.uuid4().hex
-        self.begun = False
-
-    def restart(self) -> None:
-        """Begin again with the next request, whose state is zeros, or what the request sends."""
-        self.begun = False
-
-    @contextlib.contextmanager
-    def _next(self, **options: Any) -> Iterator[SequenceOptions]:
-        """Yield the options of the next request; if the first request fails, the sequence has not begun."""
-        first, self.begun = not self.begun, True
-        try:
-            yield SequenceOptions(self.id, start=first, **options)
-        except BaseException:
-            if first:
-                self.begun = False
-            raise
-
-    @property
-    def _last(self) -> SequenceOptions:
-        return SequenceOptions(self.id, end=True)
-
-
-class RequestSequence(_Course):
-    """A sequence of a `Client`; its requests run one after the other, in the order in which they are sent."""
-
-    def __init__(self, infer: Callable[..., dict[str, NDArray[Any]]], model: str) -> None:
-        """Set up the sequence; `infer` is `Client.infer`."""
-        super().__init__(model)
-        self._infer = infer
-
-    def infer(
-        self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
-    ) -> dict[str, NDArray[Any]]:
-        """Run the model as `Client.infer` does; inputs that are state may be left out.
-
-        With `last_token`, a decoder returns the logits of the last token alone.
-        """
-        with self._next(last_token=last_token) as sequence:
-            return self._infer(self.model, inputs, sequence=sequence, **options)
-
-    def generate(
-        self, inputs: Mapping[str, ArrayLike], tokens: int, *, stop: Iterable[int] = (), **options: Any
-    ) -> NDArray[Any]:
-        """Run a decoder, and again on each likeliest token; return up to `tokens` of these, int64 [1, n].
-
-        They end with the first in `stop`. The last one has not been run: it is the next request's input.
-        """
-        with self._next(greedy_tokens=tokens, stop_tokens=tuple(stop)) as sequence:
-            return self._infer(self.model, inputs, sequence=sequence, **options)["tokens"]
-
-    def close(self) -> None:
-        """End the sequence, if the service still knows it; a later request begins another."""
-        if self.begun:
-            self.begun = False
-            with contextlib.suppress(HonedError):
-                self._infer(self.model, {}, sequence=self._last)
-
-    def __enter__(self) -> RequestSequence:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncRequestSequence(_Course):
-    """A sequence of an `AsyncClient`, whose methods are awaited."""
-
-    def __init__(self, infer: Callable[..., Awaitable[dict[str, NDArray[Any]]]], model: str) -> None:
-        """Set up the sequence; `infer` is `AsyncClient.infer`."""
-        super().__init__(model)
-        self._infer = infer
-
-    async def infer(
-        self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
-    ) -> dict[str, NDArray[Any]]:
-        """Run the model as `AsyncClient.infer` does; inputs that are state may be left out.
-
-        With `last_token`, a decoder returns the logits of the last token alone.
-        """
-        with self._next(last_token=last_token) as sequence:
-            return await self._infer(self.model, inputs, sequence=sequence, **options)
-
-    async def generate(
-        self, inputs: Mapping[str, ArrayLike], tokens: int, *, stop: Iterable[int] = (), **options: Any
-    ) -> NDArray[Any]:
-        """Run a decoder as `RequestSequence.generate` does."""
-        with self._next(greedy_tokens=tokens, stop_tokens=tuple(stop)) as sequence:
-            return (await self._infer(self.model, inputs, sequence=sequence, **options))["tokens"]
-
-    async def close(self) -> None:
-        """End the sequence, if the service still knows it; a later request begins another."""
-        if self.begun:
-            self.begun = False
-            with contextlib.suppress(HonedError):
-                await self._infer(self.model, {}, sequence=self._last)
-
-    async def __aenter__(self) -> AsyncRequestSequence:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 # Names of these classes in honed 0.1.

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods, params, strict
+from honed.protocol.errors import HonedError
 from honed.protocol.methods import Method
 from honed.protocol.params import InferParams
 from honed.protocol.peer import Progress
@@ -53,19 +56,23 @@ class operation(Generic[P, R]):  # noqa: N801 - a decorator
             """
 
 
-class Operations(InferenceBase):
+class Performed:
+    """A base of classes whose operations one subclass for threads and one for event loops perform."""
+
+    def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
+        """Give the class its methods: `performing` makes a method from the steps of each operation."""
+        if performing is not None:
+            for name in dir(cls):
+                if isinstance(found := getattr(cls, name), operation):
+                    setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
+
+
+class Operations(InferenceBase, Performed):
     """The methods of both clients.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
     no service answers. docs/protocol.md describes the maps that methods return.
     """
-
-    def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
-        """Give the class its methods: `performing` makes a method from the steps of each operation."""
-        if performing is not None:
-            for name, found in vars(Operations).items():
-                if isinstance(found, operation):
-                    setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
     def ask(
@@ -413,3 +420,74 @@ class Operations(InferenceBase):
     def remove(self, model: str) -> RpcSteps[None]:
         """Remove `model` and its files."""
         yield RpcRequest(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))
+
+
+class SequenceBase(Performed):
+    """A sequence of requests to one model, whose state the service keeps between them.
+
+        with client.sequence("vad") as vad:
+            for frame in frames:
+                speech = vad.infer({"input": frame, "sr": 16000})["output"]
+
+    The first request begins the sequence, with zeros for the state that it does not send; the end of the
+    block ends it. If the service has lost it, requests raise SequenceLost until `restart` is called.
+    """
+
+    def __init__(self, client: Any, model: str) -> None:
+        """Set up the sequence of a client's requests; it performs its operations as the client does."""
+        self.model = model
+        self.id = uuid.uuid4().hex
+        self.begun = False
+        self._client = client
+        self._exchange = client._exchange
+
+    def restart(self) -> None:
+        """Begin again with the next request, whose state is zeros, or what the request sends."""
+        self.begun = False
+
+    @operation
+    def infer(
+        self, /, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
+    ) -> RpcSteps[dict[str, NDArray[Any]]]:
+        """Run the model as `Client.infer` does; inputs that are state may be left out.
+
+        With `last_token`, a decoder returns the logits of the last token alone.
+        """
+        return (yield from self._next(inputs, options, last_token=last_token))
+
+    @operation
+    def generate(
+        self, /, inputs: Mapping[str, ArrayLike], tokens: int, *, stop: Iterable[int] = (), **options: Any
+    ) -> RpcSteps[NDArray[Any]]:
+        """Run a decoder, and again on each likeliest token; return up to `tokens` of these, int64 [1, n].
+
+        They end with the first in `stop`. The last one has not been run: it is the next request's input.
+        """
+        made = yield from self._next(inputs, options, greedy_tokens=tokens, stop_tokens=tuple(stop))
+        return made["tokens"]
+
+    @operation
+    def close(self) -> RpcSteps[None]:
+        """End the sequence, if the service still knows it; a later request begins another."""
+        if self.begun:
+            self.begun = False
+            with contextlib.suppress(HonedError):
+                sequence = SequenceOptions(self.id, end=True)
+                yield from self._client._request_inference(self.model, {}, sequence=sequence)
+
+    def _next(
+        self, inputs: Mapping[str, ArrayLike], options: Mapping[str, Any], **how: Any
+    ) -> RpcSteps[dict[str, NDArray[Any]]]:
+        """Return the outputs of the next request; if the first request fails, the sequence has not begun."""
+        first, self.begun = not self.begun, True
+        sequence = SequenceOptions(self.id, start=first, **how)
+        try:
+            answered = yield from self._client._request_inference(
+                self.model, inputs, sequence=sequence, **options
+            )
+        except BaseException:
+            if first:
+                self.begun = False
+            raise
+        outputs: dict[str, NDArray[Any]] = answered.outputs
+        return outputs
