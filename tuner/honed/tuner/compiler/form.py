@@ -14,9 +14,9 @@ that it does not understand are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -70,7 +70,10 @@ class _Rewrite:
 
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, room: int) -> None:
         self._model, self._room = model, room
-        self._now, self._more = (_infer_shapes(model, shapes, room, more) for more in (0, 1))
+        now, more = (_infer(model, shapes, room, rows) for rows in (0, 1))
+        self._now = {name: value.shape for name, value in now.items()}
+        self._more = {name: value.shape for name, value in more.items()}
+        self._dtypes = {name: value.dtype for name, value in now.items()}
         self._known: dict[str, _RoomEffect] = {}
         self._constants = {t.name: t for t in model.graph.initializer}
         self._numbers: dict[str, str] = {}
@@ -118,26 +121,23 @@ class _Rewrite:
         if node.op_type in _IMPURE or len(node.output) != 1 or any(a.HasField("g") for a in node.attribute):
             return None
         if node.op_type in ("Shape", "Size") and not node.domain:
-            now, more = self._now.get(node.input[0]), self._more.get(node.input[0])
-            if now is None or more is None:
+            name = node.input[0]
+            if name not in self._now or name not in self._more:
                 return None
-            both = [
-                _evaluate(node, {node.input[0]: _array_of_shape(shape)}, self._opset) for shape in (now, more)
-            ]
+            shapes = self._now[name], self._more[name]
+            values = {name: _RoomEffect(*(np.broadcast_to(np.int8(0), shape) for shape in shapes))}
         else:
-            read = {name: self._value(name) for name in node.input if name}
-            values = {name: value for name, value in read.items() if value is not None}
+            read = set(filter(None, node.input))
+            values = {name: value for name in read if (value := self._value(name)) is not None}
             # A value of constants alone does not depend on the state.
-            if len(values) != len(read) or not any(name in self._known for name in read) or node.domain:
+            if len(values) != len(read) or read.isdisjoint(self._known) or node.domain:
                 return None
-            both = [
-                _evaluate(node, {name: value.room for name, value in values.items()}, self._opset),
-                _evaluate(node, {name: value.more for name, value in values.items()}, self._opset),
-            ]
-        room, more_room = both
-        if room is None or more_room is None or room.size > _SMALL:
+        opsets = [helper.make_opsetid("", self._opset)]
+        room = graphs.evaluate_node(node, {name: value.room for name, value in values.items()}, opsets)
+        more = graphs.evaluate_node(node, {name: value.more for name, value in values.items()}, opsets)
+        if room is None or more is None or np.size(room) > _SMALL:
             return None
-        return _RoomEffect(room, more_room)
+        return _RoomEffect(np.asarray(room), np.asarray(more))
 
     # Writing: nodes of the new graph
 
@@ -175,17 +175,31 @@ class _Rewrite:
 
     def _read(self, node: onnx.NodeProto) -> None:
         """Write a node that computes with data; where it reads a size, that of the valid rows."""
-        if node.op_type == "Slice" and self._write_slice(node):
+        if found := self._by_positions(node):
+            self._nodes.append(helper.make_node("Identity", [found], [node.output[0]]))
             return
-        if node.op_type == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
-            self._triangle(node)
-            return
-        for at, name in enumerate(node.input):
-            if name in self._numbers and not self._is_size(node, at):
-                node.input[at] = self._index(node, at, self._numbers[name])
-        if any(name in self._numbers for name in _read_inside(node)):
+        node.input[:] = self._with_numbers(node)
+        inside = islice(graphs.within(node), 1, None)
+        if any(name in self._numbers for inner in inside for name in inner.input):
             raise _refusal(f"a graph within node {graphs.label(node)!r} reads the length of its state")
         self._nodes.append(node)
+
+    def _with_numbers(self, node: onnx.NodeProto) -> list[str]:
+        """Return the inputs of a node, each a number of valid rows where it reads a size as a number."""
+        return [
+            self._index(node, at, self._numbers[name])
+            if name in self._numbers and not self._is_size(node, at)
+            else name
+            for at, name in enumerate(node.input)
+        ]
+
+    def _by_positions(self, node: onnx.NodeProto) -> str:
+        """Return the output of a Slice or Trilu by positions, written from positions; "" for other nodes."""
+        if node.op_type == "Slice":
+            return self._slice(node)
+        if node.op_type == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
+            return self._triangle(node)
+        return ""
 
     def _number(self, node: onnx.NodeProto, value: _RoomEffect) -> None:
         """Write the computation of a node on sizes once more, from the number of valid rows."""
@@ -201,22 +215,14 @@ class _Rewrite:
             )
         elif kind == "Range":
             self._numbers[name] = self._range(node, value)
-        elif kind == "Slice" and self._write_slice(node, shown=True):
-            pass
-        elif kind == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
-            self._triangle(node, shown=True)
+        elif found := self._by_positions(node):
+            self._numbers[name] = found
         else:
-            inputs = [
-                self._index(node, at, self._numbers[each])
-                if each in self._numbers and not self._is_size(node, at)
-                else each
-                for at, each in enumerate(node.input)
-            ]
+            inputs = self._with_numbers(node)
             if inputs != list(node.input):
                 again = onnx.NodeProto()
                 again.CopyFrom(node)
-                del again.input[:]
-                again.input.extend(inputs)
+                again.input[:] = inputs
                 again.output[0] = again.name = self._name()
                 self._nodes.append(again)
                 self._numbers[name] = again.output[0]
@@ -261,13 +267,10 @@ class _Rewrite:
             )
         return self._op("Cast", self._columns(new), to=helper.np_dtype_to_tensor_dtype(dtype))
 
-    def _write_slice(self, node: onnx.NodeProto, *, shown: bool = False) -> bool:
-        """Write a Slice of a table by positions, such as those of a causal mask.
-
-        False for any other Slice.
-        """
+    def _slice(self, node: onnx.NodeProto) -> str:
+        """Write a Slice of a table by positions, such as those of a causal mask; "" for any other Slice."""
         if len(node.input) < 3 or not any(name in self._numbers for name in node.input[1:3]):
-            return False
+            return ""
         parts = [self._value(name) if name else None for name in node.input[1:]]
         starts, ends = (part.room.reshape(-1) if part is not None else None for part in parts[:2])
         shape = self._now.get(node.input[0])
@@ -278,10 +281,10 @@ class _Rewrite:
         )
         steps = parts[3].room if len(parts) > 3 and parts[3] is not None else np.ones(1)
         if all(self._axis_follows(node.input[0], int(axis)) for axis in axes):
-            return False  # Rows of the state itself
+            return ""  # Rows of the state itself
         if np.any(steps != 1):
             raise _refusal(f"node {graphs.label(node)!r} cuts by the length of its state in steps")
-        found = self._numbers.get(node.input[0], node.input[0])
+        found: str = self._numbers.get(node.input[0], node.input[0])
         more = [part.more.reshape(-1) for part in parts[:2] if part is not None]
         for at, axis in enumerate(map(int, axes)):
             size = shape[axis]
@@ -300,11 +303,7 @@ class _Rewrite:
                 raise _refusal(f"node {graphs.label(node)!r} cuts a table by the length of its state")
             places = self._clip(places, size, np.zeros((), np.int64))
             found = self._op("Gather", found, places, axis=axis)
-        if shown:
-            self._numbers[node.output[0]] = found
-        else:
-            self._nodes.append(helper.make_node("Identity", [found], [node.output[0]]))
-        return True
+        return found
 
     def _columns(self, new: int) -> str:
         """Return the positions of columns.
@@ -318,7 +317,7 @@ class _Rewrite:
             "Concat", columns, self._op("Add", self._before, self._constant(np.arange(new))), axis=0
         )
 
-    def _triangle(self, node: onnx.NodeProto, *, shown: bool = False) -> None:
+    def _triangle(self, node: onnx.NodeProto) -> str:
         """Write a Trilu whose diagonal follows from the length of the state."""
         data = node.input[0]
         shape = self._now.get(data)
@@ -331,15 +330,9 @@ class _Rewrite:
         diagonal = self._op("Reshape", diagonal, self._constant([1]))
         upper = bool(graphs.attribute(node, "upper", 1))
         out = self._op("Less", offsets, diagonal) if upper else self._op("Less", diagonal, offsets)
-        zero = self._op("Sub", data, data) if data not in self._known else self._zero(data)
-        kept = self._op("Where", out, zero, self._numbers.get(data, data))
-        if shown:
-            self._numbers[node.output[0]] = kept
-        else:
-            self._nodes.append(helper.make_node("Identity", [kept], [node.output[0]]))
-
-    def _zero(self, data: str) -> str:
-        return self._constant(0, self._known[data].room.dtype)
+        known = self._known.get(data)
+        zero = self._constant(0, known.room.dtype) if known is not None else self._op("Sub", data, data)
+        return self._op("Where", out, zero, self._numbers.get(data, data))
 
     # Masks: attention ignores columns without a row
 
@@ -368,8 +361,7 @@ class _Rewrite:
         places = [shape[axis] if each == axis else 1 for each in range(len(shape))]
         columns = self._op("Reshape", self._there(shape[axis] - self._room), self._constant(places))
         seen = self._op("Cast", columns, to=onnx.TensorProto.BOOL)
-        hidden = self._hidden(self._kinds.get(scores, onnx.TensorProto.FLOAT))
-        node.input[0] = self._op("Where", seen, scores, hidden)
+        node.input[0] = self._op("Where", seen, scores, self._hidden(scores))
         self._hides = True
 
     def _hide_columns(self, node: onnx.NodeProto, at: int, past: int) -> None:
@@ -402,29 +394,26 @@ class _Rewrite:
 
     def _with_columns(self, node: onnx.NodeProto, mask: str, there: str, columns: int) -> str:
         """Return a mask [..., columns] of an attention, which hides columns without a row, too."""
-        shape, kind = self._now.get(mask), self._kinds.get(mask)
-        if not shape or shape[-1] != columns or kind is None:
+        shape = self._now.get(mask)
+        if not shape or shape[-1] != columns:
             raise _refusal(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
-        if kind == onnx.TensorProto.BOOL:
+        if self._dtypes[mask] == "bool":
             return self._op("And", mask, there)
-        return self._op("Where", there, mask, self._hidden(kind))
+        return self._op("Where", there, mask, self._hidden(mask))
 
-    def _hidden(self, kind: int) -> str:
-        """Return what is added to scores that no token is to see, or stands in their place."""
-        least = np.finfo(np.float16).min if kind == onnx.TensorProto.FLOAT16 else _HIDDEN
-        return self._op("Cast", self._constant(least, np.float32), to=kind)
+    def _hidden(self, scores: str) -> str:
+        """Return what stands in the place of scores that no token is to see, in their type."""
+        dtype = np.dtype(self._dtypes[scores])
+        least = np.finfo(np.float16).min if dtype == np.float16 else _HIDDEN
+        return self._op("Cast", self._constant(least, np.float32), to=helper.np_dtype_to_tensor_dtype(dtype))
 
     def _there(self, new: int) -> str:
         """Return which columns are valid, 1 or 0: those of rows in the room, and all those of new tokens."""
         return self._op("Concat", self._mask, self._constant(np.ones(new)), axis=0)
 
-    @cached_property
-    def _kinds(self) -> Mapping[str, int]:
-        return dict(_types(self._model))
 
-
-def _infer_shapes(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of values where the state has room for `room + more` rows."""
+def _infer(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) -> dict[str, graphs.TypedValue]:
+    """Return types and shapes of values where the state has room for `room + more` rows."""
     skeleton = _skeleton(model)
     opened = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
     given = {
@@ -435,7 +424,7 @@ def _infer_shapes(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) 
         for name, shape in shapes.items()
         if name in opened and len(opened[name]) == len(shape)
     }
-    return {name: value.shape for name, value in graphs.infer(graphs.bind_shapes(skeleton, given)).items()}
+    return graphs.infer(graphs.bind_shapes(skeleton, given))
 
 
 def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -454,31 +443,6 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         else:
             graph.initializer.append(tensor)
     return light
-
-
-def _types(model: onnx.ModelProto) -> Iterator[tuple[str, int]]:
-    inferred = onnx.shape_inference.infer_shapes(_skeleton(model)).graph
-    for info in (*inferred.input, *inferred.value_info, *inferred.output):
-        yield info.name, info.type.tensor_type.elem_type
-
-
-def _evaluate(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
-    """Return the value of a node of ONNX's domain; None where it cannot be computed here."""
-    found = graphs.evaluate_node(node, values, [helper.make_opsetid("", opset)])
-    return None if found is None else np.asarray(found)
-
-
-def _array_of_shape(shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array of a shape that takes no memory."""
-    return np.broadcast_to(np.zeros((), np.int8), shape)
-
-
-def _read_inside(node: onnx.NodeProto) -> Iterator[str]:
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from inner.input
-                yield from _read_inside(inner)
 
 
 def _refusal(why: str) -> ModelRefused:
