@@ -26,7 +26,7 @@ from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import attention_seconds, fusion_policy, separable_seconds
+from honed.tuner.compiler.fusion import FusionPolicy, attention_seconds, separable_seconds
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
@@ -49,7 +49,7 @@ class Variant:
 
     label: str
     normalised: Normalised
-    joins: JoinsOf = fusion_policy  # Decides which functions are one kernel
+    joins: JoinsOf = FusionPolicy  # Decides which functions are one kernel
     passes: FusionPasses = ALL_PASSES
 
 
@@ -105,7 +105,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
     yield Variant("all but views", whole, passes=FusionPasses(views=False))
-    yield Variant("all but attentions", whole, joins=partial(fusion_policy, sorts=[separable_seconds]))
+    yield Variant("all but attentions", whole, joins=partial(FusionPolicy, sorts=[separable_seconds]))
     yield Variant("all but in place", whole, passes=FusionPasses(in_place=False))
     yield from _of_processors(whole)
     yield _none(path, shapes)
@@ -113,7 +113,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
     """Yield the model without each of the passes that only processors have."""
-    yield Variant("all but separables", whole, joins=partial(fusion_policy, sorts=[attention_seconds]))
+    yield Variant("all but separables", whole, joins=partial(FusionPolicy, sorts=[attention_seconds]))
     yield Variant("all but blocks", whole, passes=FusionPasses(blocked=False))
 
 

@@ -34,7 +34,7 @@ def normalised(
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
     """Return the model's kernels as the service has them before any trial."""
-    joins = fusion.fusion_policy(profile)
+    joins = fusion.FusionPolicy(profile)
     return lower_module(frontend.import_relax(model), profile, first=untuned_kernels, joins=joins)
 
 

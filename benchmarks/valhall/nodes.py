@@ -21,7 +21,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 from honed.tuner import frontend
 from honed.tuner.compiler.compile import prepare
-from honed.tuner.compiler.fusion import fusion_policy
+from honed.tuner.compiler.fusion import FusionPolicy
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
@@ -133,7 +133,7 @@ def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
     arrays = {i.name: v for i, v in zip(model.graph.input, given, strict=True) if isinstance(v, np.ndarray)}
     frozen, _ = cases.freeze(model, arrays)
     normalised = prepare(frozen, {}, "auto", device).normalised
-    legal = legal_model(frontend.import_relax(normalised), device, fusion_policy(device))
+    legal = legal_model(frontend.import_relax(normalised), device, FusionPolicy(device))
     for func in legal.functions.values():
         yield untuned_kernels(func, _NAME, target_for(device), device)[1].source
 

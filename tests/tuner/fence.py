@@ -30,7 +30,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.tuner import frontend
 from honed.tuner.compiler.compile import prepare
-from honed.tuner.compiler.fusion import fusion_policy
+from honed.tuner.compiler.fusion import FusionPolicy
 from honed.tuner.compiler.schedules import NOTHING, untuned_kernels
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.program import Function, MemoryValue
@@ -76,7 +76,7 @@ def lowered(model: onnx.ModelProto, profile: DeviceProfile) -> list[FencedKernel
     """The kernels of a checked model, with schedules that need no trial; raises ModelRefused."""
     normalised = prepare(model, {}, "fp32", profile).normalised
     imported = frontend.import_named(normalised)
-    joining = fusion_policy(profile, NOTHING.times)
+    joining = FusionPolicy(profile, NOTHING.times)
     made = lower_module(imported.module, profile, first=untuned_kernels, names=imported.names, joins=joining)
     return [kernel for function in made.functions.values() for kernel in kernels_of(function)]
 

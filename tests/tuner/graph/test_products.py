@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend, lightglue
-from honed.tuner.compiler.fusion import attention_seconds, fusion_policy
+from honed.tuner.compiler.fusion import FusionPolicy, attention_seconds
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.folding import fold_chains, fold_factors
 from honed.tuner.graph.products import combine_parallel_matmuls, permute_columns, slice_first, split_parts
@@ -238,7 +238,7 @@ def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = lightglue.build(16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 157  # of 519
-    attentions = fusion_policy(profile, sorts=[attention_seconds])
+    attentions = FusionPolicy(profile, sorts=[attention_seconds])
     assert _launches(model, PASSES, profile, attentions) == 121  # two less for each of 18
     without_nodes = {"moves", "norms", "pads", "lengths"}  # "factors": launches do less
     for left_out in PASSES:
@@ -253,7 +253,7 @@ def test_a_bert_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = bert.build(layers=2, tokens=16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 25
-    assert _launches(model, PASSES, profile, fusion_policy(profile, sorts=[attention_seconds])) == 21
+    assert _launches(model, PASSES, profile, FusionPolicy(profile, sorts=[attention_seconds])) == 21
     for name, launches in (("norms", 30), ("siblings", 29)):
         assert _launches(model, tuple(p for p in PASSES if p.name != name), profile) == launches
 

@@ -11,7 +11,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import fusion_policy
+from honed.tuner.compiler.fusion import FusionPolicy
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import FusionPasses, legalize
 from honed.tuner.lower.module import lower_module, read_program
@@ -114,7 +114,7 @@ def _model(name: str) -> onnx.ModelProto:
 def _program(model: onnx.ModelProto, family: str, *, in_place: bool = True) -> Program:
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    legal, _ = legalize(module, profile, fusion_policy(profile), FusionPasses(in_place=in_place))
+    legal, _ = legalize(module, profile, FusionPolicy(profile), FusionPasses(in_place=in_place))
     return move_in_place(read_program(legal), alignment_of(profile))
 
 

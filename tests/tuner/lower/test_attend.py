@@ -13,7 +13,7 @@ from benchmarks.running import ready
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import attention_seconds, fusion_policy
+from honed.tuner.compiler.fusion import FusionPolicy, attention_seconds
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import legalize
@@ -77,7 +77,7 @@ def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
     return len(
-        read_program(legalize(module, profile, fusion_policy(profile, sorts=[attention_seconds]))[0]).calls
+        read_program(legalize(module, profile, FusionPolicy(profile, sorts=[attention_seconds]))[0]).calls
     )
 
 
@@ -125,7 +125,7 @@ def test_small_ones_take_one_launch(device: Device) -> None:
             profile,
             first=untuned_kernels,
             names=module.names,
-            joins=fusion_policy(profile, sorts=[attention_seconds]),
+            joins=FusionPolicy(profile, sorts=[attention_seconds]),
         )
         (function,) = lowered.functions.values()
         assert len(function.launches) == 1
@@ -180,7 +180,7 @@ def test_a_query_over_a_cache_takes_one_launch(
     normalised = frontend.normalise(_of_one_query(shared, room, size, turned=turned))
     module = frontend.import_relax(normalised)
     lowered = lower_module(
-        module, one, first=untuned_kernels, joins=fusion_policy(one, sorts=[attention_seconds])
+        module, one, first=untuned_kernels, joins=FusionPolicy(one, sorts=[attention_seconds])
     )
     (attends,) = lowered.functions.values()
     (launch,) = attends.launches
@@ -226,4 +226,4 @@ def test_convolutions_of_each_channel_are_one_with_the_pointwise_one_behind(
     )
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    assert len(read_program(legalize(module, profile, fusion_policy(profile))[0]).calls) == functions
+    assert len(read_program(legalize(module, profile, FusionPolicy(profile))[0]).calls) == functions

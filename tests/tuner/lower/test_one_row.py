@@ -12,7 +12,7 @@ from benchmarks.running import ready
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import fusion_policy, one_row_seconds
+from honed.tuner.compiler.fusion import FusionPolicy, one_row_seconds
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.module import legal_model, lower_module, read_program
@@ -71,7 +71,7 @@ def _model(body: str, rows: int = 1, columns: int = 160) -> onnx.ModelProto:
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
     return len(
-        read_program(legalize(module, profile, fusion_policy(profile, sorts=[one_row_seconds]))[0]).calls
+        read_program(legalize(module, profile, FusionPolicy(profile, sorts=[one_row_seconds]))[0]).calls
     )
 
 
@@ -88,7 +88,7 @@ def test_products_of_a_row_in_one_kernel_are_right(name: str, family: str, devic
     body, functions = _BODIES[name]
     model, profile = _model(body), profile_of(family, device.profile)
     normalised = frontend.normalise(model)
-    joined = fusion_policy(profile, sorts=[one_row_seconds])
+    joined = FusionPolicy(profile, sorts=[one_row_seconds])
     lowered = lower_module(frontend.import_relax(normalised), profile, first=untuned_kernels, joins=joined)
     assert len(lowered.program.calls) == functions
     if functions == 1:
@@ -110,7 +110,7 @@ def test_those_of_several_rows_stay_apart() -> None:
 
 def test_a_gated_layer_with_as_many_columns_as_terms_is_no_attention() -> None:
     gpu, module = imagined("gpu"), frontend.import_relax(frontend.normalise(_model(_GATED_ROW, columns=96)))
-    (func,) = legal_model(module, gpu, fusion_policy(gpu)).functions.values()
+    (func,) = legal_model(module, gpu, FusionPolicy(gpu)).functions.values()
     assert attention_of(func) is None
     assert one_row_of(func) is not None
 

@@ -45,8 +45,7 @@ def test_the_form_taken_is_the_faster_one_or_as_good_as_that(
     one: FusionAlternatives, times: Mapping[str, float]
 ) -> None:
     taken = one.choose(times)
-    found = one.times(times)
-    mine, theirs = found.of(taken), found.of(other(taken))
+    mine, theirs = one.time(taken, times), one.time(other(taken), times)
     assert mine is not None
     assert theirs is not None
     assert mine <= theirs / LESS

@@ -51,7 +51,7 @@ from honed.tuner.verify.graphs import bind_shapes
 
 from . import sized
 from .form import with_room
-from .fusion import fusion_policy
+from .fusion import FusionPolicy
 from .partition import PartitionedModel, partition_model
 from .partition.divide import flops
 from .schedules import NOTHING, read_records, untuned_kernels
@@ -273,7 +273,7 @@ def _lower(request: CompileRequest, recipe: Recipe, source: _Source, stage: _Sta
     if recipe.rules:
         return lower(first=recipe.first())
     known = read_records(request.records, profile) if request.records else NOTHING
-    joining, picked = fusion_policy(profile, known.times), recipe.first()
+    joining, picked = FusionPolicy(profile, known.times), recipe.first()
     import_for(profile.rules.family)
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:

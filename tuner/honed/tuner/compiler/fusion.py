@@ -39,21 +39,6 @@ def other(form: FusionChoice) -> FusionChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FusionTimes:
-    """Seconds that the best schedules of each alternative take in all.
-
-    None where a function was not timed.
-    """
-
-    fused: float | None
-    unfused: float | None
-
-    def of(self, form: FusionChoice) -> float | None:
-        """Return the seconds of one alternative; None where a function was not timed."""
-        return self.fused if form == "joined" else self.unfused
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FusionAlternatives:
     """A fused function, and the chain of functions that it could replace, each read by the next alone.
 
@@ -71,23 +56,22 @@ class FusionAlternatives:
         """Return the keys of the tasks that an alternative runs, one for each of its functions."""
         return (self.fused,) if form == "joined" else self.unfused
 
-    def times(self, seconds: Mapping[str, float]) -> FusionTimes:
-        """Return the times of both alternatives, from the times of their tasks (`seconds`, by key)."""
-        return FusionTimes(fused=self._sum("joined", seconds), unfused=self._sum("apart", seconds))
+    def time(self, form: FusionChoice, seconds: Mapping[str, float]) -> float | None:
+        """Return the seconds that the best schedules of an alternative take, by the times of its tasks.
 
-    def choose(self, seconds: Mapping[str, float]) -> FusionChoice:
-        """Return the alternative to compile: the expected one, unless the other was measured to be faster."""
-        times = self.times(seconds)
-        mine, theirs = times.of(self.expected), times.of(other(self.expected))
-        if mine is None or theirs is None or theirs >= LESS * mine:
-            return self.expected
-        return other(self.expected)
-
-    def _sum(self, form: FusionChoice, seconds: Mapping[str, float]) -> float | None:
+        None where a function was not timed.
+        """
         keys = self.keys(form)
         if any(key not in seconds for key in keys):
             return None
         return sum(seconds[key] + self.launch for key in keys)
+
+    def choose(self, seconds: Mapping[str, float]) -> FusionChoice:
+        """Return the alternative to compile: the expected one, unless the other was measured to be faster."""
+        mine, theirs = self.time(self.expected, seconds), self.time(other(self.expected), seconds)
+        if mine is None or theirs is None or theirs >= LESS * mine:
+            return self.expected
+        return other(self.expected)
 
 
 def describe(contests: Sequence[FusionAlternatives], seconds: Mapping[str, float]) -> tuple[str, ...]:
@@ -104,8 +88,8 @@ def describe(contests: Sequence[FusionAlternatives], seconds: Mapping[str, float
 
 
 def _describe(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str:
-    times = contest.times(seconds)
-    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.fused, times.unfused))
+    times = contest.time("joined", seconds), contest.time("apart", seconds)
+    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in times)
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.unfused)})"
 
 
@@ -127,15 +111,21 @@ _Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
 
 
 class FusionPolicy:
-    """The rule whether to fuse functions: by recorded times of both alternatives, else by a roofline."""
+    """The rule whether to fuse the functions of a chain: by recorded times of both, else by a roofline.
 
-    def __init__(self, profile: DeviceProfile, sorts: Sequence[_Sort], times: Mapping[str, float]) -> None:
+    See `join_functions`.
+    """
+
+    def __init__(
+        self, profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
+    ) -> None:
         """Set up the rule.
 
-        `sorts` estimate the fused function's time, `times` are recorded, in seconds by task.
+        `times` are recorded, in seconds by task. With `sorts`, which estimate the fused function's time, only
+        functions of these kinds are fused.
         """
         self._profile = profile
-        self._sorts = sorts
+        self._sorts = sorts or (attention_seconds, separable_seconds, one_row_seconds)
         self._times = times
         self._seen: dict[tuple[str, ...], tuple[FusionAlternatives, FusionCandidate]] = {}
 
@@ -177,16 +167,6 @@ class FusionPolicy:
 
     def _key(self, one: NamedFunction) -> str:
         return task_key(mark_constants(one.func, one.constants, self._profile))
-
-
-def fusion_policy(
-    profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
-) -> FusionPolicy:
-    """Return a rule that says whether to fuse the functions of a chain.
-
-    See `join_functions`. With `sorts` only functions of these kinds are fused.
-    """
-    return FusionPolicy(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:

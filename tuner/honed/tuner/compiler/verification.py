@@ -32,7 +32,7 @@ from honed.tuner.verify.probes import ReferenceProbes
 
 from . import calls
 from .assemble import assemble
-from .fusion import fusion_policy
+from .fusion import FusionPolicy
 from .partition import PartitionedModel
 from .schedules import untuned_kernels
 
@@ -82,7 +82,7 @@ def run_sets(
         first=first,
         names=imported.names,
         processes=processes,
-        joins=fusion_policy(profile),
+        joins=FusionPolicy(profile),
     )
     sha256 = hashlib.sha256(model.SerializeToString()).hexdigest()
     source = strict.copy_fields(

@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import frontend
 from honed.tuner.compiler import sized
 from honed.tuner.compiler.compile import prepare, read_existing_build
-from honed.tuner.compiler.fusion import FusionAlternatives, FusionPolicy, fusion_policy
+from honed.tuner.compiler.fusion import FusionAlternatives, FusionPolicy
 from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.lower.functions.updates import parameters_kept
 from honed.tuner.lower.module import legal_model
@@ -91,7 +91,7 @@ def extract(
     if precision == "auto":
         choice = choose.decide(prepared.source, normalised, profile, calibration=calibration, like=before)
         normalised = choose.apply(choice, normalised)
-    joining = fusion_policy(profile)
+    joining = FusionPolicy(profile)
     legal = legal_model(frontend.import_relax(normalised), profile, joining)
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
     weights = Counter(call.function for call in calls)

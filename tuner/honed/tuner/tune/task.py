@@ -277,7 +277,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlterna
         if taken != one.expected:
             moved.update(_runs(one, taken))
             moved.subtract(_runs(one, one.expected))
-        now, reachable = one.times(seconds).of(taken), one.times(least).of(other(taken))
+        now, reachable = one.time(taken, seconds), one.time(other(taken), least)
         if now is not None and reachable is not None and reachable < LESS * now:
             rival.update(_runs(one, other(taken)))
     for p in tasks:
@@ -314,8 +314,8 @@ def two_forms_rows(
             apart=one.unfused,
             calls=one.calls,
             taken=one.choose(seconds),
-            joined_us=_microseconds(one.times(seconds).fused),
-            apart_us=_microseconds(one.times(seconds).unfused),
+            joined_us=_microseconds(one.time("joined", seconds)),
+            apart_us=_microseconds(one.time("apart", seconds)),
         )
         for one in contests
     )
