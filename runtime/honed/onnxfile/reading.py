@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeVar
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
@@ -31,6 +31,7 @@ _PACKED_BITS = {
     **{t: 2 for t in (getattr(TensorProto, n, None) for n in ("INT2", "UINT2")) if t is not None},
 }
 _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
+M = TypeVar("M", bound=Message)
 
 
 def clean(text: str, limit: int = 400) -> str:
@@ -40,54 +41,15 @@ def clean(text: str, limit: int = 400) -> str:
     return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
-class MissingExternalData(MissingFiles):
-    """Raised when files beside the model that hold its data are missing."""
-
-    def __init__(self, locations: tuple[str, ...]) -> None:
-        listed = ", ".join(clean(name, 200) for name in locations[:5]) + (
-            ", ..." if len(locations) > 5 else ""
-        )
-        super().__init__(
-            f"the model's data files are missing beside it: {listed}; put them in the same folder",
-            tuple(f"external data file {clean(name, 200)} is missing" for name in locations),
-            locations,
-        )
-
-
-def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in the model: initialisers, attributes, subgraphs, functions."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-        for attribute in function.attribute_proto:
-            yield from _attribute_tensors(attribute)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield sparse.values
-        yield sparse.indices
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: list[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            yield from _attribute_tensors(attribute)
-
-
-def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-    if attribute.HasField("sparse_tensor"):
-        yield attribute.sparse_tensor.values
-        yield attribute.sparse_tensor.indices
-    if attribute.HasField("g"):
-        yield from _graph_tensors(attribute.g)
-    for graph in attribute.graphs:
-        yield from _graph_tensors(graph)
+def _messages(message: Message, kind: type[M]) -> Iterator[M]:
+    """Yield every message of a kind in a model or a part of it, not those within one of the kind."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for item in value if field.is_repeated else (value,):
+                if isinstance(item, kind):
+                    yield item
+                else:
+                    yield from _messages(item, kind)
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int:
@@ -142,18 +104,23 @@ def _count_elements(tensor: onnx.TensorProto) -> int:
     return max(len(field) for field in fields)
 
 
-def load_external(model: onnx.ModelProto, folder: Path, limit_bytes: int) -> int:
-    """Read all external data into the model; return the bytes read.
+def load_external(tensors: Iterable[onnx.TensorProto], folder: Path, limit_bytes: int) -> int:
+    """Read all external data into the tensors of a model; return the bytes read.
 
-    Only regular files inside `folder` are read, within their size. Raises MissingExternalData if files are
-    missing, and ModelRefused for paths that lead elsewhere or ranges outside a file.
+    Only regular files inside `folder` are read, within their size. Raises MissingFiles if files are missing,
+    and ModelRefused for paths that lead elsewhere or ranges outside a file.
     """
-    waiting = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    waiting = [t for t in tensors if t.data_location == TensorProto.EXTERNAL]
     places = [(t, _entries(t)) for t in waiting]
     paths = {e["location"]: _inside(folder, e["location"]) for _, e in places}
     missing = tuple(name for name, path in paths.items() if not os.path.lexists(path))
     if missing:
-        raise MissingExternalData(missing)
+        listed = ", ".join(clean(name, 200) for name in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise MissingFiles(
+            f"the model's data files are missing beside it: {listed}; put them in the same folder",
+            tuple(f"external data file {clean(name, 200)} is missing" for name in missing),
+            missing,
+        )
     total = 0
     for tensor, entries in places:
         expected = expected_bytes(tensor)
@@ -225,14 +192,15 @@ def read(
     Every tensor's data is in the model and as long as its shape requires.
 
     Raises InvalidArgument if there is no such file, ModelRefused for a file that is no ONNX model or larger
-    than the limits, MissingExternalData if data files are missing.
+    than the limits, MissingFiles if data files are missing.
     """
     file = Path(path)
     model = _parse(file, file_bytes)
     if not _readable(model):
         raise ModelRefused(f"{file.name} is damaged: it holds names that are not UTF-8; export it again")
-    external = load_external(model, file.resolve().parent, external_bytes)
-    for tensor in tensors(model):
+    tensors = list(_messages(model, TensorProto))
+    external = load_external(tensors, file.resolve().parent, external_bytes)
+    for tensor in tensors:
         check_data(tensor)
     return model, external
 
@@ -302,17 +270,9 @@ def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
     ONNX Runtime assumes that dimensions of one name have one size.
     """
     found = False
-    for info in _value_infos(model.graph):
+    for info in _messages(model.graph, onnx.ValueInfoProto):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param and name in ("", dim.dim_param):
                 dim.ClearField("dim_param")
                 found = True
     return found
-
-
-def _value_infos(graph: onnx.GraphProto) -> Iterable[onnx.ValueInfoProto]:
-    yield from (*graph.input, *graph.output, *graph.value_info)
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _value_infos(inner)

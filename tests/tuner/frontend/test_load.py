@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.onnxfile import reading
-from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
-from honed.tuner.frontend import FrontendLimits, MissingExternalData, load, normalise
+from honed.runtime.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused
+from honed.tuner.frontend import FrontendLimits, load, normalise
 
 pytestmark = pytest.mark.tvm
 
@@ -206,7 +206,7 @@ def test_external_data_is_read_from_beside_the_model(tmp_path: Path) -> None:
 
 
 def test_missing_external_data_is_listed(tmp_path: Path) -> None:
-    with pytest.raises(MissingExternalData, match=r"other\.bin") as error:
+    with pytest.raises(MissingFiles, match=r"other\.bin") as error:
         load(external(tmp_path, location="other.bin"))
     assert error.value.files == ("other.bin",)
     assert error.value.reasons
@@ -224,7 +224,7 @@ def test_external_data_elsewhere_is_refused(tmp_path: Path, location: str) -> No
     (inner / "folder").mkdir()
     with pytest.raises(ModelRefused) as error:
         load(path)
-    assert not isinstance(error.value, MissingExternalData)
+    assert not isinstance(error.value, MissingFiles)
     one_sentence(error)
 
 

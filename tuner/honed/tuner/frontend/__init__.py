@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from honed.onnxfile.reading import MissingExternalData
-
 from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load
 from .normalise import Normalised, Precision, in_half, normalise
@@ -12,7 +10,6 @@ from .signature import StaticTensorSpec
 __all__ = [
     "FrontendLimits",
     "ImportedModule",
-    "MissingExternalData",
     "Normalised",
     "Precision",
     "StaticTensorSpec",

@@ -47,7 +47,7 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
     """Read an ONNX file with its external data, write it in one form (`canonise`) and check it.
 
     Raises InvalidArgument where there is no such file, ModelRefused for anything that is not a valid
-    ONNX model within the limits, MissingExternalData where data files are not beside it.
+    ONNX model within the limits, MissingFiles where data files are not beside it.
     """
     limits = limits or FrontendLimits()
     file = Path(path)
