@@ -10,7 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgpack
 
@@ -212,3 +212,19 @@ def close_all(descriptors: Iterable[int]) -> None:
     """Close descriptors, which the caller owns."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+class Closing:
+    """A base of what is closed at the end of a `with` block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Release what it holds; may be called again."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

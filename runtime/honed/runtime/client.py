@@ -21,7 +21,7 @@ from typing import Any
 from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
 from honed.protocol.peer import Event, NotificationReceived, ResponseReceived, read_socket, write_socket
 from honed.protocol.strict import Map
-from honed.protocol.wire import ProtocolError, close_all
+from honed.protocol.wire import Closing, ProtocolError, close_all
 
 from .calling import rpc
 from .calling.calls import register, unregister
@@ -51,7 +51,7 @@ def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., T]:
     return method
 
 
-class Client(Operations, performing=_performing):
+class Client(Operations, Closing, performing=_performing):
     """A connection to the service, which threads may share, and which reconnects after a restart.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
@@ -97,12 +97,6 @@ class Client(Operations, performing=_performing):
         self._forget_scratch()
         if link is not None:
             link.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the present connection or a new one."""
@@ -167,14 +161,8 @@ class Client(Operations, performing=_performing):
             self._drop(link)
 
 
-class RequestSequence(SequenceBase, performing=_performing):
+class RequestSequence(SequenceBase, Closing, performing=_performing):
     """A sequence of a `Client`; its requests run one after the other, in the order in which they are sent."""
-
-    def __enter__(self) -> RequestSequence:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _NotSent(Unavailable):

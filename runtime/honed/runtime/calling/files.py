@@ -17,7 +17,7 @@ from honed.protocol.params import LoadOptions, LoadParams, UploadOptions, Upload
 from honed.protocol.peer import Progress
 from honed.protocol.results import UploadResult
 from honed.protocol.strict import Map
-from honed.protocol.wire import close_all
+from honed.protocol.wire import Closing, close_all
 
 from .rpc import Reply, RpcRequest, RpcSteps
 
@@ -241,7 +241,7 @@ def calibration_files(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedFiles:
+class ExportedFiles(Closing):
     """Open files, read-only, whose positions nobody shares; close it, or use it as a context manager.
 
     sha256: of the compiled file.
@@ -276,12 +276,6 @@ class ExportedFiles:
         """Close every file; may be called again."""
         for file in (self.compiled, *self.sources.values()):
             file.close()
-
-    def __enter__(self) -> ExportedFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_export(result: Map, descriptors: Sequence[int]) -> ExportedFiles:

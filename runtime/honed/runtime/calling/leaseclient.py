@@ -22,7 +22,7 @@ import time
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived, read_socket, write_socket
 from honed.protocol.strict import Map
-from honed.protocol.wire import ProtocolError, close_all
+from honed.protocol.wire import Closing, ProtocolError, close_all
 
 from . import rpc
 from .rpc import limit_of
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 1.0  # Seconds between attempts while no service answers
 _LOOK_SECONDS = 3600.0  # Longest poll of the socket in seconds; poll allows at most 24 days
 
 
-class LeaseHolder:
+class LeaseHolder(Closing):
     """A tuner's claim to the device, for use by one thread; it reconnects after a restart of the service."""
 
     def __init__(
@@ -104,12 +104,6 @@ class LeaseHolder:
     def close(self) -> None:
         """Give up the lease, if held, by closing the connection; leave the device before."""
         self._lose("not asked yet")
-
-    def __enter__(self) -> LeaseHolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ask(self) -> None:
         answer = self._call("LeaseAsk", {"candidate_seconds": self.candidate_seconds})

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.values import ROOM_ALIGN
-from honed.protocol.wire import FrameLimits
+from honed.protocol.wire import Closing, FrameLimits
 from honed.runtime.dtypes import dtype
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # Bytes
 
 
-class Region:
+class Region(Closing):
     """Shared memory of `nbytes` bytes; `array` places NumPy arrays in it. Close it after its last use."""
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -78,12 +78,7 @@ class Region:
             )
         if offset is None:
             self._used = start + nbytes
-        flat = (
-            np.frombuffer(self._mapped, kind.numpy, math.prod(shape), start)
-            if nbytes
-            else np.empty(0, kind.numpy)
-        )
-        return flat.reshape(tuple(shape))
+        return np.ndarray(tuple(shape), kind.numpy, self._mapped, start)
 
     def clear(self) -> None:
         """Forget the arrays placed so far: the next one lies at the start of the region."""
@@ -108,12 +103,6 @@ class Region:
     def close(self) -> None:
         """Close the descriptor; arrays of the region stay valid as long as they exist."""
         self._end()
-
-    def __enter__(self) -> Region:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ import msgpack
 from honed.machine.files import open_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ModelFileError, NotFound, OtherFormat
+from honed.protocol.wire import Closing
 from honed.runtime.dtypes import dtype
 
 from . import validate
@@ -53,7 +54,7 @@ class _Preamble(NamedTuple):
         return self.constants_at + self.constant_bytes
 
 
-class ModelFile:
+class ModelFile(Closing):
     """An open `.honed` file: its model, and its constants as read-only views of the mapped file."""
 
     def __init__(self, path: Path, model: CompiledModel, mapped: mmap.mmap, constants_at: int) -> None:
@@ -75,13 +76,8 @@ class ModelFile:
         if self._mapped is None:
             raise InvalidArgument(f"{self.path} is closed; read it again")
         buffer = buffers[index]
-        kind = dtype(buffer.dtype)
-        if buffer.nbytes == 0:
-            return np.empty(buffer.shape, kind.numpy)
-        flat = np.frombuffer(
-            self._mapped, kind.numpy, buffer.nbytes // kind.itemsize, self._constants_at + buffer.offset
-        )
-        return flat.reshape(buffer.shape)
+        offset = self._constants_at + buffer.offset
+        return np.ndarray(buffer.shape, dtype(buffer.dtype).numpy, self._mapped, offset)
 
     def inputs(self, probe: Probe) -> dict[str, NDArray[Any]]:
         """Return the inputs of a probe of the model, by name; raise as `constant` does."""
@@ -97,12 +93,6 @@ class ModelFile:
     def close(self) -> None:
         """Release the file; arrays from `constant` keep it mapped as long as they exist."""
         self._mapped = None
-
-    def __enter__(self) -> ModelFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def write(

@@ -22,7 +22,7 @@ from honed.process.children import ResourceLimits, python
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.values import Data, ObservedSizes
-from honed.protocol.wire import FrameLimits
+from honed.protocol.wire import Closing, FrameLimits
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor
 from honed.runtime.compiled.modelfile import ModelFile
@@ -196,7 +196,7 @@ class CpuPartitionProcess:
             child.kill()
 
 
-class LoadedPartitions:
+class LoadedPartitions(Closing):
     """The partitions of one model, loaded in the process."""
 
     def __init__(
@@ -252,12 +252,6 @@ class LoadedPartitions:
         if not self._closed:
             self._closed = True
             self._process.unload(self._numbers)
-
-    def __enter__(self) -> LoadedPartitions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _nbytes(tensor: PartitionTensor) -> int:

@@ -24,6 +24,7 @@ from honed.machine.devices import Device, select
 from honed.machine.opencl import Calls, cl, context, driver_call, handle
 from honed.protocol.errors import Cancelled, DeviceError, InvalidArgument
 from honed.protocol.values import ObservedSizes
+from honed.protocol.wire import Closing
 from honed.runtime.compiled.model import (
     COMPILED_PART,
     CPU_PART,
@@ -134,7 +135,7 @@ class _HeldPorts:
         self.copying.make()
 
 
-class Executor:
+class Executor(Closing):
     """A model on one device, whose calls from several threads take turns.
 
     After a DeviceError of `run` or `profile` the device's state is unknown, and every later call raises
@@ -346,12 +347,6 @@ class Executor:
             for form in self.forms:
                 form.close()
             self.file.close()
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can be freed."""
