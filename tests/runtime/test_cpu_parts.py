@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
-from honed.runtime import load
 from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import (
     CPU_PART,
@@ -123,7 +122,7 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
 
 def loaded(b: Builder, device: Device, folder: Path, process: CpuPartitionProcess | None = None) -> Executor:
     parts = CpuPartitionProcess if process is None else lambda: process
-    return load(b.write(folder / "m.honed", device.profile), device, part_process=parts)
+    return Executor(modelfile.read(b.write(folder / "m.honed", device.profile)), device, part_process=parts)
 
 
 def children() -> list[psutil.Process]:

@@ -25,10 +25,11 @@ from honed.process.rpc import by_name
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelRefused, NotFound, NotLoaded
 from honed.protocol.values import ComparedOutput, Empty, ModelProfile, ObservedSizes
+from honed.runtime.compiled import modelfile
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuPartitionProcess
-from honed.runtime.execution.executor import Executor, load
+from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.segments import running_now
 from honed.runtime.execution.verification import Difference, check_numbered, differences, probe_count
 
@@ -238,8 +239,8 @@ class Worker(Host):
         if key not in self._models:
             if self._device is None:
                 raise Internal("the worker has no device yet; this is a fault of the service")
-            self._models[key] = load(
-                call.path,
+            self._models[key] = Executor(
+                modelfile.read(call.path),
                 self._device,
                 cache_dir=self._cache_dir,
                 builder=self._builder,

@@ -33,7 +33,6 @@ MAX_HEADER_BYTES = 32 << 20
 MAX_HEADER_VALUES = 1 << 20  # Values in all maps and lists of a header together, as files are untrusted
 _MAX_ITEMS = 1 << 18  # Items of one map or list, for which msgpack reserves memory first
 _PREAMBLE = struct.Struct("<8sIIQ32s32s")
-_HASH_CHUNK = 4 << 20  # Bytes
 
 
 class _Preamble(NamedTuple):
@@ -152,10 +151,11 @@ def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
             f"{path} contradicts itself: its header says {model.constant_bytes} bytes of constants and its "
             f"preamble {preamble.constant_bytes}; compile the model again"
         )
-    if verify and _sha256(mapped, preamble.constants_at) != preamble.constant_sha256:
-        raise ModelFileError(
-            f"{path} is damaged: its constants do not match their checksum; compile the model again"
-        )
+    with memoryview(mapped)[preamble.constants_at :] as constants:
+        if verify and hashlib.sha256(constants).digest() != preamble.constant_sha256:
+            raise ModelFileError(
+                f"{path} is damaged: its constants do not match their checksum; compile the model again"
+            )
     return ModelFile(path, model, mapped, preamble.constants_at)
 
 
@@ -285,11 +285,3 @@ class _Values:
         self._left -= 1 + values
         if self._left < 0:
             raise ValueError(f"it holds more than {MAX_HEADER_VALUES} values")
-
-
-def _sha256(mapped: mmap.mmap, start: int) -> bytes:
-    digest = hashlib.sha256()
-    with memoryview(mapped) as view:
-        for at in range(start, len(view), _HASH_CHUNK):
-            digest.update(view[at : at + _HASH_CHUNK])
-    return digest.digest()

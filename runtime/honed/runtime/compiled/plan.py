@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, get_args
 
 from honed.protocol.errors import ModelFileError
@@ -277,7 +276,7 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
 def _find_overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
     """Return two buffers of one family that overlap, one of them written; None without such buffers.
 
-    `touched` are the buffers of a step, each once, and whether it writes them.
+    `touched` are buffers, each once, and whether they are written.
     """
     spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i, writes) for i, writes in touched)
     furthest: dict[bool, tuple[int, int]] = {}  # Largest end so far, by `writes`, and its buffer
@@ -320,18 +319,12 @@ def _check_order(model: CompiledModel) -> None:
                 writers.add(use.buffer)
             elif use.writes:
                 written.add(use.buffer)
-    _check_writers(buffers, writers)
+    if both := _find_overlap(buffers, [(index, True) for index in writers]):
+        family = family_of(buffers, both[0])
+        raise fail(f"steps write buffers {both[0]} and {both[1]}, which share bytes of buffer {family}")
     for tensor in model.outputs:
         if not has_contents(tensor.buffer):
             raise fail(f"nothing writes {'all of ' * (tensor.buffer in parts)}output {tensor.name!r}")
-
-
-def _check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
-    """Raise ModelFileError where two of the buffers that steps write overlap within one family."""
-    spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i) for i in set(written))
-    for (one, _, i), (other, start, j) in pairwise(spans):
-        if one == other and start < bytes_of(buffers, i).stop:
-            raise fail(f"steps write buffers {i} and {j}, which share bytes of buffer {one}")
 
 
 @dataclass()

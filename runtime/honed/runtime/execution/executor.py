@@ -52,27 +52,15 @@ def load(
     device: Device | str | None = None,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
-    builder: ThreadPoolExecutor | None = None,
-    progress: Progress = lambda _, __: None,
-    part_process: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
 ) -> Executor:
     """Return the model in a `.honed` file, ready to `run` on `device`.
 
     `device` is a Device, or a spec as for `devices.select`. `cache_dir` keeps compiled programs between
-    processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
-    called with the number built and the number of all. `part_process` returns the process for partitions
-    that the CPU engine runs: by default, a model with partitions starts one of its own. Raises NotFound,
+    processes. A model with partitions that the CPU engine runs starts a process for them. Raises NotFound,
     ModelFileError, DeviceError, or ModelRefused if the CPU engine cannot run a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
-    return Executor(
-        read(path),
-        chosen,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        builder=builder,
-        progress=progress,
-        part_process=part_process,
-    )
+    return Executor(read(path), chosen, cache_dir=Path(cache_dir) if cache_dir else None)
 
 
 _LONG_SECONDS = 0.25  # Seconds of a run; a run expected to take longer can be cancelled between its launches
@@ -152,7 +140,12 @@ class Executor(Closing):
         progress: Progress = lambda _, __: None,
         part_process: Callable[[], CpuPartitionProcess] = CpuPartitionProcess,
     ) -> None:
-        """Build, allocate, upload, prepare and bind; raise as `load` does."""
+        """Build, allocate, upload, prepare and bind; raise as `load` does.
+
+        The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is called
+        with the number built and the number of all. `part_process` returns the process for partitions: by
+        default, one of the model's own.
+        """
         self.file = file
         self.device = device
         self._lock = threading.Lock()

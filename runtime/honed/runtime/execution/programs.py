@@ -142,7 +142,12 @@ def check(model: CompiledModel, device: Device) -> None:
     if not has_dots and any(_DOTS in source for source in model.sources):
         raise _unfit(device, f"has no {DOTS_EXTENSION}, which the model's kernels of bytes need")
     for kernel in model.kernels:
-        _check_geometry(kernel, device)
+        if not limits.allows_group(kernel.block):
+            raise _unfit(
+                device,
+                f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} "
+                f"has {list(kernel.block)}",
+            )
     cut = [
         b for b in model.buffers if b.nbytes and (b.place in ("prepared", "scratch") or b.within is not None)
     ]
@@ -186,16 +191,6 @@ def check_built(built: Any, kernel: Kernel, device: Device) -> None:
             device,
             f"runs kernel {kernel.name!r} with at most {most} work-items and it needs "
             f"{math.prod(kernel.block)}",
-        )
-
-
-def _check_geometry(kernel: Kernel, device: Device) -> None:
-    limits = device.profile.limits
-    if not limits.allows_group(kernel.block):
-        raise _unfit(
-            device,
-            f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} has "
-            f"{list(kernel.block)}",
         )
 
 

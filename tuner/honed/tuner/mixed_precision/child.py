@@ -17,6 +17,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from honed.runtime.engines import HIGHEST, session_options
 from honed.runtime.execution.verification import compare
 from honed.tuner.graph.fp16_casts import (
     PRODUCTS,
@@ -169,10 +170,7 @@ def _onnxruntime(model: bytes, threads: int) -> Run | None:
         import onnxruntime
     except ModuleNotFoundError:
         return None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options = session_options(onnxruntime, threads, HIGHEST, spinning=False)
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception:  # noqa: BLE001  its errors for missing operators have no common class

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import InvalidArgument, ModelRefused
+from honed.runtime.engines import LOWEST, session_options
 from honed.tuner.frontend.signature import CARRIED
 from honed.tuner.frontend.survey import Learnt
 from honed.tuner.verify import confined
@@ -122,9 +123,7 @@ def _session(model: onnx.ModelProto) -> Any:
     """Return a session of ONNX Runtime that does not optimise the graph."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
+    options = session_options(onnxruntime, 0, LOWEST, spinning=True)
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
