@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.graph.fp16_casts import Exemptions
-from honed.tuner.mixed_precision.child import Error, KeptOperators, PrecisionTrials, search
+from honed.tuner.mixed_precision.child import Error, PrecisionTrials, search
 
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]
@@ -24,39 +24,38 @@ def _summed(rounded: dict[str, float], added: dict[str, float]) -> Error:
     return error
 
 
-def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 48) -> KeptOperators | None:
+def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 48) -> Exemptions | None:
     return search(OPERATORS, PRODUCTS, usual, PrecisionTrials(error, trials), BOUND)
 
 
 def test_nothing_is_kept_where_nothing_is_needed() -> None:
     found = _found(_summed(dict.fromkeys(OPERATORS, 0.01), {}))
     assert found is not None
-    assert found.keep == Exemptions(single=frozenset())
-    assert found.error <= BOUND
+    assert found == Exemptions(single=frozenset())
 
 
 def test_what_is_usually_kept_stays() -> None:
     found = _found(_summed({}, {}), usual=frozenset({"v1"}))
     assert found is not None
-    assert found.keep.single == {"v1"}
+    assert found.single == {"v1"}
 
 
 def test_only_the_operators_that_err_are_kept() -> None:
     found = _found(_summed({"v5": 3.0, "v16": 2.0, "v20": 0.1}, {}))
     assert found is not None
-    assert found.keep == Exemptions(single=frozenset({"v5", "v16"}))
+    assert found == Exemptions(single=frozenset({"v5", "v16"}))
 
 
 def test_overflow_is_an_error_as_any() -> None:
     found = _found(_summed({"v7": float("inf")}, {}))
     assert found is not None
-    assert found.keep.single == {"v7"}
+    assert found.single == {"v7"}
 
 
 def test_a_product_is_added_up_in_float32_before_it_is_kept() -> None:
     found = _found(_summed({}, {"v3": 2.0, "v9": 0.5}))
     assert found is not None
-    assert found.keep == Exemptions(single=frozenset(), wide=frozenset({"v3"}))
+    assert found == Exemptions(single=frozenset(), wide=frozenset({"v3"}))
 
 
 def test_everything_stays_where_every_operator_errs() -> None:
@@ -66,7 +65,7 @@ def test_everything_stays_where_every_operator_errs() -> None:
 def test_without_trials_for_more_all_products_are_added_up_in_float32() -> None:
     found = _found(_summed({}, {"v3": 2.0}), trials=2)
     assert found is not None
-    assert found.keep == Exemptions(single=frozenset(), wide=frozenset(PRODUCTS))
+    assert found == Exemptions(single=frozenset(), wide=frozenset(PRODUCTS))
 
 
 _SIZES = st.one_of(st.just(0.0), st.floats(0, 0.05), st.floats(0, 5), st.just(float("inf")))
@@ -90,6 +89,6 @@ def test_what_is_found_is_within_the_bound_and_the_trials(
     found = _found(counted, trials=most)
     assert len(tried) == len(set(tried)) <= most + 2
     if found is not None:
-        assert error(found.keep) == found.error <= BOUND
-        assert not found.keep.single & found.keep.wide
+        assert error(found) <= BOUND
+        assert not found.single & found.wide
     assert found == _found(error, trials=most)

@@ -203,17 +203,10 @@ def _check_part_call(model: CompiledModel, where: str, step: HostCall) -> None:
     split = model.split
     attrs = dict(step.attrs)
     number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
-    require(
-        type(number) is int and isinstance(wanted, tuple) and not attrs,
-        f"{where} does not say which part it runs, and for which outputs",
-    )
-    assert isinstance(number, int)
-    assert isinstance(wanted, tuple)
-    require(
-        split is not None and 0 <= number < len(split.parts) and number not in split.tail,
-        f"{where} runs part {number}, which cannot run there",
-    )
-    assert split is not None
+    if type(number) is not int or not isinstance(wanted, tuple) or attrs:
+        raise fail(f"{where} does not say which part it runs, and for which outputs")
+    if split is None or not 0 <= number < len(split.parts) or number in split.tail:
+        raise fail(f"{where} runs part {number}, which cannot run there")
     part = split.parts[number]
     require(
         bool(wanted) and all(0 <= index < len(part.outputs) for index in wanted),

@@ -36,19 +36,6 @@ _POISON = 0xFF
 _COPIED_BYTES = 4096  # Larger ones are mapped; saves 60 us of 150 with PoCL (docs/dev/measurements.md)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A range of memory from `start` (bytes) on in a pyopencl buffer that is an allocation."""
-
-    allocation: Any
-    start: int
-
-    def cut(self, offset: int, nbytes: int) -> Any:
-        """Return the pyopencl buffer of `nbytes` bytes from `offset` on."""
-        start = self.start + offset
-        return self.allocation.get_sub_region(start, nbytes) if start else self.allocation
-
-
 class DeviceMemory:
     """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
 
@@ -201,34 +188,35 @@ class DeviceMemory:
         for index, described in enumerate(self._described):
             resident = described.place != "constant" or index in self._resident
             if index not in held and described.within is None and resident:
-                held[index] = _Stretch(self._new_buffer(described.nbytes, flags), 0)
+                held[index] = self._new_buffer(described.nbytes, flags), 0
         cut: dict[tuple[int, int, int], Any] = {}
         buffers: list[Any] = []
         for index in range(len(self._described)):
-            stretch = held.get(family_of(self._described, index))
-            if stretch is None:
+            if (family := family_of(self._described, index)) not in held:
                 buffers.append(None)
                 continue
+            allocation, start = held[family]
             span = bytes_of(self._described, index)
-            lies = id(stretch.allocation), stretch.start + span.start, len(span)
+            at, nbytes = start + span.start, len(span)
+            lies = id(allocation), at, nbytes
             if lies not in cut:
-                cut[lies] = stretch.cut(span.start, len(span))
+                cut[lies] = allocation.get_sub_region(at, nbytes) if at else allocation
             buffers.append(cut[lies])
         return buffers
 
-    def _section(self, place: Place) -> dict[int, _Stretch]:
-        """Return the memory of the section's non-empty buffers, by index.
+    def _section(self, place: Place) -> dict[int, tuple[Any, int]]:
+        """Return the allocation and the offset in it of each non-empty buffer of the section, by index.
 
         Buffers that overlap share one allocation.
         """
         ranges = allocations(self._described, place)
         wholes = [self._new_buffer(len(lies)) for lies in ranges]
         starts = [lies.start for lies in ranges]
-        found: dict[int, _Stretch] = {}
+        found: dict[int, tuple[Any, int]] = {}
         for index, b in enumerate(self._described):
             if b.place == place and b.within is None and b.nbytes:
                 at = bisect_right(starts, b.offset) - 1
-                found[index] = _Stretch(wholes[at], b.offset - starts[at])
+                found[index] = wholes[at], b.offset - starts[at]
         return found
 
     def _new_buffer(self, nbytes: int, flags: int = 0) -> Any:

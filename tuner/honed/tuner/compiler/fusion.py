@@ -19,7 +19,7 @@ from honed.tuner.lower.workload import function_bytes, function_flops, mark_cons
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of
 from honed.tuner.search.sketches import starts
-from honed.tuner.search.sketches.attention import Attention, attention_of
+from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.one_row import one_row_of
 from honed.tuner.search.traces import read
 
@@ -169,12 +169,6 @@ class FusionPolicy:
         return task_key(mark_constants(one.func, one.constants, self._profile))
 
 
-def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
-    """Return the expected seconds of a function that keeps all compute units busy."""
-    units = profile.limits.compute_units
-    return _roofline(function_flops(func), function_bytes(func), units, units, figures)
-
-
 def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Return the expected seconds of an attention, of 32-bit indices, with its first schedule.
 
@@ -187,10 +181,9 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
     scores = one.rows_in_all // groups * one.keys * one.element_bytes
     if scores > _LOCAL * profile.limits.local_mem_bytes:
         return None
-    units = profile.limits.compute_units
-    busy = groups / math.ceil(groups / units)  # Compute units, on average
-    again = (groups - math.prod(one.scores.extents[: one.batches])) * _row_bytes(one)
-    return _roofline(function_flops(func), function_bytes(func) + again, busy, units, figures)
+    row_bytes = one.keys * (one.inner + one.columns) * one.element_bytes  # Keys and values of a tile of rows
+    again = (groups - math.prod(one.scores.extents[: one.batches])) * row_bytes
+    return _seconds(func, profile, figures, groups, again)
 
 
 def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
@@ -198,12 +191,11 @@ def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 
     The function has 32-bit indices. Returns None where it is no such pair.
     """
-    groups, units = _groups(func, profile, rules.separable_space), profile.limits.compute_units
+    groups = _groups(func, profile, rules.separable_space)
     if groups is None:
         return None
-    busy = groups / math.ceil(groups / units)
-    again = groups * max(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) == _WEIGHTS)
-    return _roofline(function_flops(func), function_bytes(func) + again * _BYTES, busy, units, figures)
+    weights = max(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) == _WEIGHTS)
+    return _seconds(func, profile, figures, groups, groups * weights * _BYTES)
 
 
 def one_row_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
@@ -211,13 +203,11 @@ def one_row_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFi
 
     Returns None where the function computes something else, or its row does not fit.
     """
-    groups, units = _groups(func, profile, rules.one_row_space), profile.limits.compute_units
+    groups = _groups(func, profile, rules.one_row_space)
     one = one_row_of(func) if groups is not None else None
     if one is None or groups is None or one.terms * _BYTES > _LOCAL * profile.limits.local_mem_bytes:
         return None
-    busy = groups / math.ceil(groups / units)
-    nbytes = function_bytes(func) + groups * one.terms * _BYTES
-    return _roofline(function_flops(func), nbytes, busy, units, figures)
+    return _seconds(func, profile, figures, groups, groups * one.terms * _BYTES)
 
 
 def _groups(
@@ -235,12 +225,20 @@ def _groups(
     return None
 
 
-def _row_bytes(one: Attention) -> int:
-    """Return the bytes of keys and values that each tile of rows reads."""
-    return one.keys * (one.inner + one.columns) * one.element_bytes
+def _seconds(
+    func: tirx.PrimFunc,
+    profile: DeviceProfile,
+    figures: UnitFigures,
+    groups: int | None = None,
+    again: int = 0,
+) -> float:
+    """Return the expected seconds of a function of `groups` work-groups that reads `again` bytes once more.
 
-
-def _roofline(flops: float, nbytes: float, busy: float, units: int, figures: UnitFigures) -> float:
-    """Return the seconds of a launch that keeps `busy` of the `units` of a device busy."""
+    None: of as many as keep all compute units busy.
+    """
+    units = profile.limits.compute_units
+    busy = units if groups is None else groups / math.ceil(groups / units)  # Compute units, on average
     gbs = min(busy * figures.alone_gbs, units * figures.gbs)
-    return max(flops / (figures.gflops * 1e9 * busy), nbytes / (gbs * 1e9)) + figures.launch_us * 1e-6
+    computing = function_flops(func) / (figures.gflops * 1e9 * busy)
+    moving = (function_bytes(func) + again) / (gbs * 1e9)
+    return max(computing, moving) + figures.launch_us * 1e-6

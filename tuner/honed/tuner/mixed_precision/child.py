@@ -359,14 +359,6 @@ Error = Callable[[Exemptions], float]
 _NEGLIGIBLE = 1 / 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptOperators:
-    """The operators kept in float32, and the error with them."""
-
-    keep: Exemptions
-    error: float
-
-
 class PrecisionTrials:
     """The errors of trials, each made once, up to a maximum number."""
 
@@ -389,7 +381,7 @@ def search(
     usual: frozenset[str],
     trials: PrecisionTrials,
     bound: float,
-) -> KeptOperators | None:
+) -> Exemptions | None:
     """Return the least that must stay in float32 for an error within the bound; None: everything.
 
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
@@ -397,7 +389,7 @@ def search(
     """
     plain = Exemptions(single=usual)
     if trials(plain) <= bound:
-        return KeptOperators(keep=plain, error=trials(plain))
+        return plain
     single = usual
     most = Exemptions(single=usual, wide=frozenset(products) - usual)
     if trials(most) > bound:
@@ -416,8 +408,7 @@ def search(
         bound,
         lambda: trials.left,
     )
-    keep = Exemptions(single=single, wide=wide)
-    return KeptOperators(keep=keep, error=trials(keep))
+    return Exemptions(single=single, wide=wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,19 +517,20 @@ def decide(
     most = min(_MOST_TRIALS, affordable // runs - 1)
     trials = PrecisionTrials(error, most)
     found = search(names, list(work), usual, trials, BOUND) if most > 0 else None
+    least = trials(found) if found else None
     plain = deviations.get(Exemptions(single=usual))
-    single = found.keep.single if found else frozenset(names)
+    single = found.single if found else frozenset(names)
     halves = sum(n for name, n in work.items() if name not in single)
     return PrecisionAnswer(
         single=tuple(sorted(single)) if found else None,
-        wide=tuple(sorted(found.keep.wide)) if found else (),
+        wide=tuple(sorted(found.wide)) if found else (),
         operators=len(names),
         products=len(work),
         trials=len(deviations),
         sets=min(runs, len(sets)),
         plain=plain.error if plain else None,
         output=plain.output if plain else "",
-        error=found.error if found else None,
+        error=least,
         halves=halves / sum(work.values()) if work else float(len(single) < len(names)),
     )
 
