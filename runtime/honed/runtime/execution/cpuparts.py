@@ -26,7 +26,7 @@ from honed.protocol.wire import Closing, FrameLimits
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor
 from honed.runtime.compiled.modelfile import ModelFile
-from honed.runtime.compiled.parts import covers, open_count
+from honed.runtime.compiled.parts import covers, open_count, takes
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 
@@ -273,10 +273,7 @@ def _check_output(wanted: PartitionTensor | None, output: PartitionTensor, data:
     """
     if wanted is None:
         raise DeviceError(f"a part of the model gave {output.name!r}, which was not asked for")
-    fits = len(wanted.shape) == len(output.shape) and all(
-        size in (-1, found) for size, found in zip(wanted.shape, output.shape, strict=True)
-    )
-    if wanted.dtype != output.dtype or not fits:
+    if wanted.dtype != output.dtype or not takes(wanted, output.shape):
         raise InvalidArgument(
             f"a part of the model gave {output.name!r} as {output.dtype}{list(output.shape)} instead of "
             f"{wanted.dtype}{list(wanted.shape)}; add the model with engine onnxruntime"

@@ -503,25 +503,16 @@ def convert_ports(
     Ports whose buffers are `kept`, as both an input's and an output's, are left to NumPy. Raises pyopencl's
     errors, and DeviceError if the device cannot build the conversion.
     """
-    halves = {
-        port.name
-        for port in ports
-        if port.seen == np.float16
-        and port.held == np.float32
-        and math.prod(port.shape) > 0
-        and port.buffer not in kept
-    }
-    if not halves:
-        return ConvertedPorts(ports)
-    program = programs.build(device, _SOURCE, cache_dir)
     name = "widened" if inwards else "narrowed"
     found: list[Port] = []
     launches: list[Command] = []
     for port in ports:
-        if port.name not in halves:
+        elements = math.prod(port.shape)
+        half = port.seen == np.float16 and port.held == np.float32
+        if not half or not elements or port.buffer in kept:
             found.append(port)
             continue
-        elements = math.prod(port.shape)
+        program = programs.build(device, _SOURCE, cache_dir)
         place: Place = "input" if inwards else "output"
         index = memory.add(
             Buffer(dtype="float16", shape=port.shape, place=place, offset=0, nbytes=2 * elements)

@@ -278,35 +278,22 @@ def _alike(
 
 def _match_rows(pairs: Array) -> list[int]:
     """Return for each row a different column that agrees with it, or -1; as many rows as possible get one."""
-    holder = [-1] * pairs.shape[1]
-
-    def place(row: int) -> bool:
-        """Find a column for the row along an alternating path, breadth first."""
-        came: dict[int, int] = {}
-        waiting = [row]
-        while waiting:
+    taken, holder = ([-1] * size for size in pairs.shape)  # Column of each row, row of each column
+    for row in range(pairs.shape[0]):
+        came: dict[int, int] = {}  # The row that each column was reached from, breadth first
+        waiting, free = [row], -1
+        while waiting and free < 0:
             current = waiting.pop(0)
             for column in map(int, np.flatnonzero(pairs[current])):
-                if column in came:
-                    continue
-                came[column] = current
-                if holder[column] < 0:
-                    while True:
-                        owner = came[column]
-                        before = next((c for c, held in enumerate(holder) if held == owner), -1)
-                        holder[column] = owner
-                        if owner == row:
-                            return True
-                        column = before
-                waiting.append(holder[column])
-        return False
-
-    for row in range(pairs.shape[0]):
-        place(row)
-    taken = [-1] * pairs.shape[0]
-    for column, held in enumerate(holder):
-        if held >= 0:
-            taken[held] = column
+                if column not in came:
+                    came[column] = current
+                    if holder[column] < 0:
+                        free = column
+                        break
+                    waiting.append(holder[column])
+        while free >= 0:  # Each row on the way takes the column that it reached, and frees its own
+            owner = holder[free] = came[free]
+            taken[owner], free = free, taken[owner]
     return taken
 
 
