@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.onnxfile import reading
 from honed.runtime.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused
-from honed.tuner.frontend import FrontendLimits, load, normalise
+from honed.tuner.frontend import load, normalise
 
 pytestmark = pytest.mark.tvm
 
@@ -99,7 +99,7 @@ def test_too_large_a_file_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="above the limit"):
         load(path)
     with pytest.raises(ModelRefused, match="above the limit of 100"):
-        load(write(tmp_path, small_model()), limits=FrontendLimits(file_bytes=100))
+        reading.read(write(tmp_path, small_model()), file_bytes=100)
 
 
 def test_what_is_no_file_is_an_argument_error(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_external_ranges_must_fit(tmp_path: Path, entries: dict[str, str]) -> No
 def test_external_data_has_a_limit(tmp_path: Path) -> None:
     path = external(tmp_path, location="weights.bin", offset="16")
     with pytest.raises(ModelRefused, match="more than the limit"):
-        load(path, limits=FrontendLimits(external_bytes=100))
+        reading.read(path, external_bytes=100)
 
 
 @pytest.mark.parametrize("failure", [DecodeError, EncodeError])

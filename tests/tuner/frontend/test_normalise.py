@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.frontend import FrontendLimits, StaticTensorSpec, builder, normalise
+from honed.tuner.frontend import StaticTensorSpec, builder, normalise
 from honed.tuner.frontend.importing import CORE
 from honed.tuner.frontend.rules import RULES
 from tests.tuner.search.search_functions import imagined
@@ -238,13 +238,14 @@ def test_functions_that_double_at_every_level_are_refused_in_time() -> None:
         normalise(proto)
 
 
-def test_constants_are_bounded_all_together() -> None:
+def test_constants_are_bounded_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [node("Tile", ["w", "r"], [f"t{i}"]) for i in range(8)]
     nodes += [node("MatMul", ["x", f"t{i}"], [f"y{i}"]) for i in range(8)]
     constants = {"w": np.ones((64, 64), np.float32), "r": np.array([1, 4])}
     proto = model(nodes, [info("x", [64, 64])], [info(f"y{i}", None) for i in range(8)], constants)
+    monkeypatch.setattr(builder, "CONSTANT_BYTES", 200_000)
     with pytest.raises(ModelRefused, match="constants grow"):
-        normalise(proto, limits=FrontendLimits(constant_bytes=200_000))
+        normalise(proto)
 
 
 def test_what_swells_is_computed_at_run_time() -> None:

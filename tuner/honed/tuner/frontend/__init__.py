@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from .importing import ImportedModule, import_named, import_relax
-from .load import FrontendLimits, load
+from .load import load
 from .normalise import Normalised, Precision, in_half, normalise
 from .signature import StaticTensorSpec
 
 __all__ = [
-    "FrontendLimits",
     "ImportedModule",
     "Normalised",
     "Precision",

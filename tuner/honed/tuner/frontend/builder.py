@@ -34,6 +34,9 @@ _RANDOM = {
 _SWELLING_BYTES = 1 << 20  # Smaller constants may be many times larger than their inputs
 _SWELLING_TIMES = 8
 _MOST_READ = 1 << 28  # Bytes of a constant's inputs
+_TENSOR_BYTES = 1 << 32  # Most bytes of one intermediate tensor
+FOLDED_BYTES = 1 << 26  # Most bytes of one constant computed while compiling that is larger than its inputs
+CONSTANT_BYTES = 1 << 32  # Most bytes of all constants, read and computed
 _MATMUL_LIMIT = 1 << 32  # Multiply-adds worth doing on the host
 
 
@@ -55,7 +58,7 @@ def swells(made_bytes: int, used_bytes: int) -> bool:
 
 
 def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list[Any]:
-    """Evaluate a node and return its outputs in order: arrays, or lists of arrays for sequences.
+    """Evaluate a node of ONNX's domain: return its outputs, arrays or lists of arrays for sequences.
 
     Raises NodeRefused where the reference evaluator cannot evaluate it.
     """
@@ -69,8 +72,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
     infos = [helper.make_tensor_value_info(n, elem_type(a.dtype), a.shape) for n, a in inputs.items()]
     present = [name for name in node.output if name]
     graph = helper.make_graph([node], "node", infos, [onnx.ValueInfoProto(name=n) for n in present])
-    domains = {"": opset, node.domain: opset if node.domain in ("", "ai.onnx") else 1}
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in domains.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -92,7 +94,7 @@ _ARITHMETIC: dict[str, np.ufunc] = {"Add": np.add, "Mul": np.multiply, "Sub": np
 def _by_numpy(node: onnx.NodeProto, inputs: dict[str, Array]) -> Array | None:
     """Return the result of a cast or of plain arithmetic of numbers; None for any other node."""
     given = [inputs[name] for name in node.input if name]
-    if node.domain not in ("", "ai.onnx") or any(each.dtype.kind not in "iuf" for each in given):
+    if any(each.dtype.kind not in "iuf" for each in given):
         return None
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,22 +193,13 @@ def static_shape(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
 class Builder:
     """The graph being built, at TARGET_OPSET. Names are unique; constants become initialisers when used."""
 
-    def __init__(
-        self,
-        reserved: Sequence[str],
-        *,
-        fold_limit_bytes: int,
-        tensor_limit_bytes: int,
-        constant_limit_bytes: int,
-    ) -> None:
+    def __init__(self, reserved: Sequence[str]) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.values: dict[str, Value] = {}
         self.scope = ""  # The source node being rewritten; names of new nodes start with it
         self._names = set(reserved)
         self._counts: dict[str, int] = {}  # Counters of names by hint
-        self._fold_limit = fold_limit_bytes
-        self._tensor_limit = tensor_limit_bytes
-        self._constant_room = constant_limit_bytes
+        self._constant_room = CONSTANT_BYTES
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self.preconditions: list[Precondition] = []
         self._given: set[str] = set()  # Inputs
@@ -380,9 +373,9 @@ class Builder:
         if shape is None or kind is None:
             raise NodeRefused("the shape of its output depends on the values of its inputs")
         value = Value(name, numpy_dtype(kind.tensor_type.elem_type), shape)
-        if value.size * value.dtype.itemsize > self._tensor_limit:
+        if value.size * value.dtype.itemsize > _TENSOR_BYTES:
             raise NodeRefused(
-                f"its output of shape {list(shape)} is above the limit of {self._tensor_limit >> 20} MiB"
+                f"its output of shape {list(shape)} is above the limit of {_TENSOR_BYTES >> 20} MiB"
             )
         return value
 
@@ -396,7 +389,7 @@ class Builder:
         if any(v.data is None for v in present):
             return None
         made, used = (sum(v.size * v.dtype.itemsize for v in group) for group in (results, present))
-        if made > max(self._fold_limit, used) or swells(made, used):
+        if made > max(FOLDED_BYTES, used) or swells(made, used):
             return None
         if not worth_folding(node.op_type, [v.data for v in present]):
             return None

@@ -19,7 +19,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
-from honed.onnxfile.reading import PROTOBUF_LIMIT, clean, protobuf_memory, read
+from honed.onnxfile.reading import clean, protobuf_memory, read
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
@@ -32,26 +32,14 @@ _LEAST_IR = 4  # Earlier versions require initialisers to be inputs as well
 _MLS = "ai.onnx.ml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendLimits:
-    """The limits beyond which a file is refused."""
-
-    file_bytes: int = PROTOBUF_LIMIT  # Bytes of the model file
-    external_bytes: int = PROTOBUF_LIMIT  # Bytes of all its external data
-    tensor_bytes: int = 1 << 32  # Bytes of one intermediate tensor
-    fold_bytes: int = 1 << 26  # Bytes of one constant computed while compiling that is larger than its inputs
-    constant_bytes: int = 1 << 32  # Bytes of all constants, read and computed
-
-
-def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.ModelProto:
+def load(path: str | Path) -> onnx.ModelProto:
     """Read an ONNX file with its external data, write it in one form (`canonise`) and check it.
 
     Raises InvalidArgument where there is no such file, ModelRefused for anything that is not a valid
-    ONNX model within the limits, MissingFiles where data files are not beside it.
+    ONNX model within the limits of `read`, MissingFiles where data files are not beside it.
     """
-    limits = limits or FrontendLimits()
     file = Path(path)
-    model, external = read(file, file_bytes=limits.file_bytes, external_bytes=limits.external_bytes)
+    model, external = read(file)
     canonise(model)
     _check_operators(file, model)
     _check(file, model, file.stat().st_size + external)

@@ -19,7 +19,6 @@ from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.graph.fp16_casts import BIT_CAST, Exemptions, put_casts, saturate, usually
 
 from .builder import TARGET_OPSET, Builder
-from .load import FrontendLimits
 from .signature import StaticTensorSpec, dtype_of
 from .values import Item, NodeRefused, Reasons, Unknown, Value
 from .walk import Parts, Walker
@@ -59,7 +58,6 @@ def normalise(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     precision: Precision = "auto",
     profile: DeviceProfile | None = None,
-    limits: FrontendLimits | None = None,
     passes: Sequence[Pass] = PASSES,
     parts: Parts | None = None,
 ) -> Normalised:
@@ -69,8 +67,8 @@ def normalise(
     represent. Raises ModelRefused with every reason found, InvalidArgument where the model or the device
     cannot satisfy `shapes` or `precision`.
     """
-    limits, found = limits or FrontendLimits(), Reasons()
-    walker = Walker(model, shapes or {}, limits, found, parts)
+    found = Reasons()
+    walker = Walker(model, shapes or {}, found, parts)
     items = walker.walk()
     outputs = _output_specs(model, items, found)
     found.check()

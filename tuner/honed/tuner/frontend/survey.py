@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, shape_inference
 from honed.onnxfile.contrib_schemas import with_stand_ins
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
-from .load import FrontendLimits, reads
+from .load import reads
 from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker
@@ -98,8 +98,8 @@ def survey(
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
-    limits, found = FrontendLimits(), Reasons()
-    surveyor = _Surveyor(model, shapes, limits, found)
+    found = Reasons()
+    surveyor = _Surveyor(model, shapes, found)
     if found.general:
         return None
     surveyor.learnt, surveyor.assumed, surveyor.as_observed = learnt, assumed, as_observed
@@ -177,8 +177,8 @@ class _Surveyor(Walker):
         reasons, self._reasons = self._reasons, Reasons()
         try:
             super()._visit(node, scope, opsets)
-            if self._reasons.count():
-                why = self._reasons.whys()[0]
+            if whys := self._reasons.whys():
+                why = whys[0]
             elif any(isinstance(scope[name], Unknown) for name in node.output if name):
                 why = f"{node.op_type}: it works on what honed does not carry"
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,16 +189,14 @@ class Reasons:
     general: list[str] = field(default_factory=list)
     _nodes: dict[tuple[str, str, int, str], list[str]] = field(default_factory=dict)
 
-    def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
+    def add(self, node: onnx.NodeProto, opsets: Mapping[str, int], why: str) -> None:
         """Record that a node cannot be compiled."""
         name = clean(node.name or next((o for o in node.output if o), node.op_type), 80)
-        names = self._nodes.setdefault((clean(node.op_type, 80), clean(domain, 80), opset, clean(why)), [])
+        opset = opsets.get(node.domain, 0)
+        key = (clean(node.op_type, 80), clean(node.domain, 80), opset, clean(why))
+        names = self._nodes.setdefault(key, [])
         if name not in names:
             names.append(name)
-
-    def count(self) -> int:
-        """Return how many nodes and other reasons were recorded."""
-        return len(self.general) + sum(map(len, self._nodes.values()))
 
     def whys(self) -> tuple[str, ...]:
         """Return one clause for each kind of node, without the nodes and without remedies."""

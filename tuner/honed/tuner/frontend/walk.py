@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
+from .builder import FOLDED_BYTES, Builder, evaluate, infer, schema, static_shape, swells, worth_folding
 from .flow import FLOW, MAX_BODIES, flow, graph_of
-from .load import FrontendLimits, check_expansion
+from .load import check_expansion
 from .rules import RULES
 from .signature import StaticTensorSpec, bind_inputs
 from .values import (
@@ -55,13 +55,15 @@ _RULE_ERRORS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeEr
 
 
 class Walker:
-    """Rebuilds a model in a Builder, at its opset: `inputs` have static shapes, `scope` its values."""
+    """Rebuilds a model in one form (`canonise`) in a Builder, at its opset.
+
+    `inputs` have static shapes, `scope` its values.
+    """
 
     def __init__(
         self,
         model: onnx.ModelProto,
         shapes: Mapping[str, tuple[int, ...]],
-        limits: FrontendLimits,
         reasons: Reasons,
         parts: Parts | None = None,
     ) -> None:
@@ -73,21 +75,15 @@ class Walker:
         """
         check_expansion(model, MAX_STEPS)
         self.inputs, self.notes, refused = bind_inputs(model, shapes, reasons)
-        self.builder = Builder(
-            [v.name for v in (*model.graph.input, *model.graph.output)],
-            fold_limit_bytes=limits.fold_bytes,
-            tensor_limit_bytes=limits.tensor_bytes,
-            constant_limit_bytes=limits.constant_bytes,
-        )
+        self.builder = Builder([v.name for v in (*model.graph.input, *model.graph.output)])
         self.scope: Scope = {name: Unknown() for name in refused}
         for spec in self.inputs:
             self.scope[spec.name] = self.builder.input(spec.name, spec.numpy, spec.shape)
-        self.opsets = {_normalise_domain(o.domain): o.version for o in model.opset_import} or {"": 1}
+        self.opsets = {o.domain: o.version for o in model.opset_import} or {"": 1}
         self.model = model
         self._functions = {(f.domain, f.name): f for f in model.functions}
         self._parts = parts
         self._reasons = reasons
-        self._fold_limit = limits.fold_bytes
         self._depth = 0
         self._steps = 0
         self._bodies = 0
@@ -124,37 +120,33 @@ class Walker:
 
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         """Put a node's outputs into the scope, or record why it is refused."""
-        domain = _normalise_domain(node.domain)
         self.builder.scope = node.name or next((o for o in node.output if o), node.op_type)
         items: Sequence[Item] = []
         try:
-            items = self._node(node, domain, opsets, scope)
+            items = self._node(node, opsets, scope)
         except NodeRefused as refusal:
-            self._reasons.add(node, domain, opsets.get(domain, 0), str(refusal))
+            self._reasons.add(node, opsets, str(refusal))
         except _RULE_ERRORS as error:
             text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
-            self._reasons.add(node, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
+            self._reasons.add(node, opsets, " ".join(text.split())[:300])
         for index, name in enumerate(node.output):
             if name:
                 scope[name] = items[index] if index < len(items) else Unknown()
 
-    def _node(
-        self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
-    ) -> Sequence[Item]:
+    def _node(self, node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
         self._steps += 1
         if len(self.builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
             raise ModelRefused(f"the model grows beyond {MAX_NODES} nodes when it is expanded; split it")
-        opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
-        if domain == PART_DOMAIN and self._parts:
+        if node.domain == PART_DOMAIN and self._parts:
             return _part_values(self.builder, node, inputs, self._parts)
         if any(isinstance(item, Unknown) for item in inputs):
-            self._judge_by_name(node, domain, opsets)
+            self._judge_by_name(node, opsets)
             return []
         call = NodeCall(
             op=node.op_type,
-            domain=domain,
-            opset=opset,
+            domain=node.domain,
+            opset=opsets.get(node.domain, 1),
             node=node,
             inputs=inputs,
             attrs={a.name: _plain(a) for a in node.attribute},
@@ -163,9 +155,9 @@ class Walker:
         if folded is not None:
             return folded
         _refuse_foreign_types(call)
-        if call.op in FLOW and not domain:
+        if call.op in FLOW and not call.domain:
             return self._flow(call, opsets, scope)
-        known = RULES.get((domain, call.op))
+        known = RULES.get((call.domain, call.op))
         if known is not None:
             result = known(self.builder, call)
             return list(result) if isinstance(result, Sequence) else [result]
@@ -188,7 +180,7 @@ class Walker:
                 made = sum(math.prod(s) for s in known) * 8  # The widest element type
                 used = sum(a.nbytes for a in arrays)
                 other = ("", call.op) in RULES and swells(made, used)
-                large = sum(map(_nbytes, types)) > max(self._fold_limit, used)
+                large = sum(map(_nbytes, types)) > max(FOLDED_BYTES, used)
                 if len(known) < len(shapes) or large or other:
                     return None
             outputs = evaluate(node, call.opset, dict(zip((v.name for v in tensors), arrays, strict=True)))
@@ -209,7 +201,7 @@ class Walker:
             raise NodeRefused(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
         missing = {name: "" for name in function.input if name not in scope}
-        opsets = {_normalise_domain(o.domain): o.version for o in function.opset_import}
+        opsets = {o.domain: o.version for o in function.opset_import}
         attributes = {a.name: a for a in (*function.attribute_proto, *call.node.attribute)}
         outer = self.builder.scope
         inner = [_prefix_names(n, outer, missing) for n in function.node]
@@ -252,23 +244,18 @@ class Walker:
             raise NodeRefused(f"a graph within it cannot be compiled: {texts[0]}")
         return items
 
-    def _judge_by_name(self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int]) -> None:
+    def _judge_by_name(self, node: onnx.NodeProto, opsets: Mapping[str, int]) -> None:
         """Refuse operators that are unsupported whatever their inputs are."""
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
                 for inner in graph.node:
-                    self._judge_by_name(inner, _normalise_domain(inner.domain), opsets)
-        op = node.op_type
+                    self._judge_by_name(inner, opsets)
+        domain, op = node.domain, node.op_type
         if (domain, op) in RULES or (domain, op) in self._functions or (op in FLOW and not domain):
             return
         definition = schema(op, opsets.get(domain, 1), domain)
         if definition is None or not (definition.has_function or definition.has_context_dependent_function):
-            self._reasons.add(node, domain, opsets.get(domain, 0), UNSUPPORTED)
-
-
-def _normalise_domain(domain: str) -> str:
-    """Return ONNX's own domain as "", whichever of its two names it has."""
-    return "" if domain == "ai.onnx" else domain
+            self._reasons.add(node, opsets, UNSUPPORTED)
 
 
 def _rename_inputs(call: NodeCall) -> onnx.NodeProto:
