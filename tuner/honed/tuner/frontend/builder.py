@@ -6,8 +6,9 @@ many times longer than compiling the model.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -333,6 +334,10 @@ class Builder:
         tensors = [v for v in inputs if isinstance(v, Value)]
         given = [self.like(v, tensors[-1]) if isinstance(v, int | float) else v for v in inputs]
         return self.multi(op, given, 1, **attrs)[0]
+
+    def chain(self, op: str, parts: Iterable[Value]) -> Value:
+        """Emit nodes of two operands that combine all parts, the first ones first."""
+        return functools.reduce(lambda x, y: self(op, x, y), parts)
 
     def multi(self, op: str, inputs: Sequence[Value | None], outputs: int, **attrs: Any) -> list[Value]:
         """Emit a node at TARGET_OPSET; raises NodeRefused where its output shapes are not static."""

@@ -85,11 +85,6 @@ class NodeCall:
     inputs: tuple[Item | None, ...]
     attrs: dict[str, Any]
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs, empty where one is not needed."""
-        return tuple(self.node.output)
-
     def wants(self, index: int) -> bool:
         """Return whether output `index` is used."""
         return index < len(self.node.output) and bool(self.node.output[index])
@@ -108,12 +103,12 @@ class NodeCall:
             return found
         raise NodeRefused(f"its input {index} is a sequence or an optional, not a tensor")
 
-    def listing(self, index: int = 0) -> Listing:
-        """Return input `index`, a sequence."""
-        found = self.inputs[index] if index < len(self.inputs) else None
+    def listing(self) -> Listing:
+        """Return input 0, a sequence."""
+        found = self.inputs[0] if self.inputs else None
         if isinstance(found, Listing):
             return found
-        raise NodeRefused(f"its input {index} is not a sequence known when compiling")
+        raise NodeRefused("its input 0 is not a sequence known when compiling")
 
     def const(self, index: int, what: str) -> Array:
         """Return the data of input `index`, which must be constant."""

@@ -108,7 +108,7 @@ def shift(b: Builder, c: NodeCall) -> Value:
 def variadic(b: Builder, c: NodeCall) -> Value:
     """A chain of operations on two operands."""
     op = {"Sum": "Add", "Mean": "Add"}.get(c.op, c.op)
-    total = functools.reduce(lambda x, y: b(op, x, y), c.tensors())
+    total = b.chain(op, c.tensors())
     return b("Div", total, len(c.inputs)) if c.op == "Mean" else total
 
 

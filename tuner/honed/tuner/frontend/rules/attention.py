@@ -450,7 +450,7 @@ def _attention_mask(b: Builder, c: NodeCall, asking: int, total: int, past: int)
         row = b.constant(np.arange(asking, dtype=np.int32).reshape(-1, 1))
         last = b("Add", row, past if ends is None else b("Sub", ends, asking))
         found.append(b("LessOrEqual", places, last))
-    return functools.reduce(lambda x, y: b("And", x, y), found) if found else None
+    return b.chain("And", found) if found else None
 
 
 def _extend_mask(b: Builder, mask: Value, total: int, fill: float) -> Value:

@@ -34,7 +34,7 @@ from .quantisation import (
     widen,
 )
 from .recurrence import activate
-from .reduction import reduce, standardise
+from .reduction import over_root_mean_square, reduce, standardise
 
 DOMAIN = "com.microsoft"
 _NEWEST = 13  # The opset for operators whose inputs are those of this opset
@@ -69,22 +69,10 @@ def fused_gemm(b: Builder, c: NodeCall) -> Value:
     return activate(b, gemm(b, c), name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
-@rule("Gelu", domain=DOMAIN)
+@rule("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN)
 def gelu_microsoft(b: Builder, c: NodeCall) -> Value:
-    """The Gelu function by erf."""
-    return gelu_of(b, c.x(), tanh=False)
-
-
-@rule("BiasGelu", domain=DOMAIN)
-def bias_gelu(b: Builder, c: NodeCall) -> Value:
-    """Gelu of x + bias, by erf."""
-    return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
-
-
-@rule("FastGelu", domain=DOMAIN)
-def fast_gelu(b: Builder, c: NodeCall) -> Value:
-    """Gelu of x (+ bias), by tanh."""
-    return gelu_of(b, plus(b, c.x(), c.opt(1)), tanh=True)
+    """Gelu of x (+ bias), by erf; FastGelu by tanh."""
+    return gelu_of(b, plus(b, c.x(), c.opt(1)), tanh=c.op == "FastGelu")
 
 
 @rule("QuickGelu", domain=DOMAIN)
@@ -314,10 +302,8 @@ def qlinear_softmax(b: Builder, c: NodeCall) -> Value:
 def skip_root_mean_square(b: Builder, c: NodeCall) -> list[Value]:
     """The sum of two tensors (and a bias) over its root mean square along the last axis."""
     total = _add_skip(b, c, 3)
-    wide = single(b, total)
-    square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
-    root = b("Sqrt", b("Add", square, c.number("epsilon", 1e-5)))
-    scaled = b("Mul", b("Div", wide, root), single(b, c.x(2)))
+    even = over_root_mean_square(b, single(b, total), [total.rank - 1], c.number("epsilon", 1e-5))
+    scaled = b("Mul", even, single(b, c.x(2)))
     y = b.cast(scaled, total.dtype)
     return [y, y, y, total]
 

@@ -13,7 +13,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.rules import rule
 from honed.tuner.frontend.values import NodeCall, NodeRefused, Value
 
-from .layout import backwards, cut, pad, pad_axis, reshape, transpose, with_axis
+from .layout import backwards, cut, cut_negative, pad, pad_axis, reshape, transpose, with_axis
 
 MAX_SPATIAL = 3
 
@@ -43,26 +43,18 @@ def spatial_pads(
     spatial = len(extents)
     mode = c.text("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        before, after = [], []
-        for extent, k, s, d in zip(extents, kernel, strides, dilations, strict=True):
-            total = max(0, (-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent)
-            small = total // 2
-            before.append(small if mode == "SAME_UPPER" else total - small)
-            after.append(total - before[-1])
-        return before, after
+        axes = zip(extents, kernel, strides, dilations, strict=True)
+        return _halve([max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in axes], mode)
     given = explicit_pads(c, spatial)
     if mode not in ("NOTSET", "VALID") or len(given) != 2 * spatial:
         raise NodeRefused(f"its auto_pad {mode} or pads {given} do not fit {spatial} spatial dimensions")
     return given[:spatial], given[spatial:]
 
 
-def without_negative(b: Builder, x: Value, before: list[int], after: list[int]) -> Value:
-    """Cut the input by negative padding; both lists keep the amounts that remain to pad."""
-    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        if low < 0 or high < 0:
-            x = cut(b, x, axis + 2, max(0, -low), x.shape[axis + 2] - max(0, -high))
-    before[:], after[:] = [max(0, v) for v in before], [max(0, v) for v in after]
-    return x
+def _halve(totals: Sequence[int], mode: str) -> tuple[list[int], list[int]]:
+    """Return amounts before and after each axis; the odd one is after for SAME_UPPER, else before."""
+    before = [total // 2 if mode == "SAME_UPPER" else total - total // 2 for total in totals]
+    return before, [total - low for total, low in zip(totals, before, strict=True)]
 
 
 def taps(
@@ -124,8 +116,8 @@ def geometry(b: Builder, c: NodeCall, x: Value, w: Value) -> tuple[Value, Geomet
         raise NodeRefused(
             f"its {group} groups do not fit {x.shape[1]} input and {w.shape[0]} output channels"
         )
-    x = without_negative(b, x, before, after)
-    return x, Geometry(strides=strides, dilations=dilations, before=before, after=after, group=group)
+    x, before, after = cut_negative(b, x, [0, 0, *before], [0, 0, *after])
+    return x, Geometry(strides=strides, dilations=dilations, before=before[2:], after=after[2:], group=group)
 
 
 def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
@@ -184,7 +176,7 @@ def convolve_transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], g.dilations, strict=True)]
     low = [r - p for r, p in zip(reach, g.before, strict=True)]
     high = [r - p for r, p in zip(reach, g.after, strict=True)]
-    stretched = without_negative(b, stretched, low, high)
+    stretched, low, high = cut_negative(b, stretched, [0, 0, *low], [0, 0, *high])
     kernel = reshape(b, w, [g.group, w.shape[0] // g.group, *w.shape[1:]])
     kernel = transpose(b, kernel, [0, 2, 1, *range(3, kernel.rank)])
     kernel = reshape(b, kernel, [w.shape[1] * g.group, w.shape[0] // g.group, *w.shape[2:]])
@@ -192,7 +184,7 @@ def convolve_transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
         if kernel.shape[axis] > 1:
             kernel = backwards(b, kernel, axis)
     ones = [1] * len(g.strides)
-    whole = Geometry(strides=ones, dilations=g.dilations, before=low, after=high, group=g.group)
+    whole = Geometry(strides=ones, dilations=g.dilations, before=low[2:], after=high[2:], group=g.group)
     return convolve(b, stretched, kernel, whole)
 
 
@@ -213,16 +205,9 @@ def _output_cuts(
     if wanted is None:
         given = explicit_pads(c, spatial)
         return given[:spatial], given[spatial:]
-    before, after = [], []
     for index, (size, goal) in enumerate(zip(full, wanted, strict=True)):
-        total = size - goal
-        if total < 0:  # A larger output than the kernel reaches: the rest is zeros after it
-            extra[index] -= total
-            total = 0
-        half = total // 2
-        before.append(half if mode == "SAME_UPPER" else total - half)
-        after.append(total - before[-1])
-    return before, after
+        extra[index] += max(0, goal - size)  # A larger output than the kernel reaches has zeros after it
+    return _halve([max(0, size - goal) for size, goal in zip(full, wanted, strict=True)], mode)
 
 
 def _stretch(b: Builder, x: Value, strides: Sequence[int]) -> Value:

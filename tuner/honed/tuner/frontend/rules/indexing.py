@@ -50,11 +50,6 @@ def _count_from_front(b: Builder, indices: Value, extent: int) -> Value:
     return b("Where", negative, b("Add", indices, extent), indices)
 
 
-def flat_gather(b: Builder, data: Value, places: Value) -> Value:
-    """Elements of `data` at flat positions."""
-    return b("Gather", reshape(b, data, [data.size]), places, axis=0)
-
-
 @rule("Gather")
 def gather(b: Builder, c: NodeCall) -> Value:
     """Slices at indices along an axis; one constant index is a slice."""
@@ -85,7 +80,7 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
     places = b("Mul", bounded, strides[axis])
     for base in bases:
         places = b("Add", places, b.constant(base)) if base.any() else places
-    return flat_gather(b, x, places)
+    return b("Gather", reshape(b, x, [x.size]), places, axis=0)
 
 
 @rule("GatherElements")
@@ -243,7 +238,7 @@ def one_hot(b: Builder, c: NodeCall) -> Value:
     (depth, *_) = c.numbers(1, "depth")
     axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
     whole = b.cast(indices, np.int64)
-    whole = b("Where", b("Less", whole, 0), b("Add", whole, depth), whole)
+    whole = _count_from_front(b, whole, depth)
     places = along(np.arange(depth, dtype=np.int64), axis, indices.rank + 1)
     hit = b("Equal", with_axis(b, whole, axis), b.constant(places))
     off, on = pick(b, values, 0, 0), pick(b, values, 0, 1)
@@ -340,15 +335,16 @@ def reverse_sequence(b: Builder, c: NodeCall) -> Value:
     x, lengths = c.x(0), c.x(1)
     time, batch = normal_axis(c.integer("time_axis"), x.rank), normal_axis(c.integer("batch_axis", 1), x.rank)
     b.rely(lengths, 0, x.shape[time], "lengths of its sequences")
-    steps = [1] * x.rank
-    steps[time] = x.shape[time]
-    step = b.constant(np.arange(x.shape[time], dtype=np.int64).reshape(steps))
-    along = [1] * x.rank
-    along[batch] = x.shape[batch]
-    length = reshape(b, b("Cast", lengths, to=TensorProto.INT64), along)
+    step = b.constant(np.arange(x.shape[time], dtype=np.int64).reshape(_one_axis(x, time)))
+    length = reshape(b, b("Cast", lengths, to=TensorProto.INT64), _one_axis(x, batch))
     mirrored = b("Sub", b("Sub", length, 1), step)
     places = b("Where", b("Less", step, length), mirrored, step)
     return gather_elements(b, x, expand(b, places, x.shape), time)
+
+
+def _one_axis(x: Value, axis: int) -> list[int]:
+    """Return the shape that broadcasts over `x` along all axes but one."""
+    return [extent if n == axis else 1 for n, extent in enumerate(x.shape)]
 
 
 @rule("Compress")
@@ -387,9 +383,7 @@ def tensor_scatter(b: Builder, c: NodeCall) -> Value:
     cache, update, start = c.x(0), c.x(1), c.opt(2)
     axis = normal_axis(c.integer("axis", -2), cache.rank)
     extent, steps = cache.shape[axis], update.shape[axis]
-    shape = [1] * cache.rank
-    shape[axis] = steps
-    places = b.constant(np.arange(steps, dtype=np.int64).reshape(shape))
+    places = b.constant(np.arange(steps, dtype=np.int64).reshape(_one_axis(update, axis)))
     circular = c.text("mode", "linear") == "circular"
     if start is not None:
         most = np.iinfo(np.int32).max if circular else extent - steps

@@ -99,6 +99,15 @@ def pad(b: Builder, x: Value, before: Sequence[int], after: Sequence[int], fill:
     return b("Pad", x, b.ints(*before, *after), b.like(fill, x))
 
 
+def cut_negative(
+    b: Builder, x: Value, before: Sequence[int], after: Sequence[int]
+) -> tuple[Value, list[int], list[int]]:
+    """Return `x` cut by the negative amounts per axis, and the amounts that remain to pad."""
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        x = cut(b, x, axis, max(0, -low), x.shape[axis] - max(0, -high))
+    return x, [max(0, v) for v in before], [max(0, v) for v in after]
+
+
 def pad_axis(b: Builder, x: Value, axis: int, before: int, after: int) -> Value:
     """`x` with zeros before and after it along one axis."""
     low, high = ([n if i == axis else 0 for i in range(x.rank)] for n in (before, after))
@@ -199,7 +208,7 @@ def split(b: Builder, c: NodeCall) -> list[Value]:
     sizes = c.ints("split") if c.opset < 13 else None
     sizes = c.opt_numbers(1, "split") if sizes is None else sizes
     if sizes is None:
-        count = c.integer("num_outputs", len(c.outputs))
+        count = c.integer("num_outputs", len(c.node.output))
         chunk = -(-x.shape[axis] // count)
         sizes = [max(0, min(chunk, x.shape[axis] - i * chunk)) for i in range(count)]
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
@@ -281,11 +290,11 @@ def constant(b: Builder, c: NodeCall) -> Value:
     """A constant, known while compiling."""
     name, given = next(iter(c.attrs.items()), ("", None))
     if name == "value":
-        return b.constant(numpy_helper.to_array(given), hint=c.outputs[0])
+        return b.constant(numpy_helper.to_array(given), hint=c.node.output[0])
     if name in ("value_float", "value_floats"):
-        return b.constant(given, np.float32, hint=c.outputs[0])
+        return b.constant(given, np.float32, hint=c.node.output[0])
     if name in ("value_int", "value_ints"):
-        return b.constant(given, np.int64, hint=c.outputs[0])
+        return b.constant(given, np.int64, hint=c.node.output[0])
     raise NodeRefused(f"its value is given as {name or 'nothing'}, which honed does not carry")
 
 
@@ -341,11 +350,7 @@ def pad_rule(b: Builder, c: NodeCall) -> Value:
     x = c.x()
     before, after = _amounts(c, x.rank)
     mode = c.text("mode", "constant")
-    for axis in range(x.rank):
-        low, high = max(0, -before[axis]), max(0, -after[axis])
-        if low or high:
-            x = cut(b, x, axis, low, x.shape[axis] - high)
-    before, after = [max(0, v) for v in before], [max(0, v) for v in after]
+    x, before, after = cut_negative(b, x, before, after)
     if mode == "constant":
         return _constant_pad(b, c, x, before, after)
     for axis in range(x.rank):

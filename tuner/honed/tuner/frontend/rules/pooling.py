@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ def max_pool(b: Builder, c: NodeCall) -> list[Value]:
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
     best, *others = _taps(b, x, w, lowest)
     if not c.wants(1):
-        return [functools.reduce(lambda most, tap: b("Max", most, tap), others, best)]
+        return [b.chain("Max", [best, *others])]
     places = [b.constant(p) for p in _places(x, w, column_major=bool(c.integer("storage_order")))]
     place = places[0]
     for tap, candidate in zip(others, places[1:], strict=True):

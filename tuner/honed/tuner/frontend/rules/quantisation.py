@@ -8,7 +8,7 @@ q times that of x, plus n p q.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -101,6 +101,8 @@ def qlinear_matmul(b: Builder, c: NodeCall) -> Value:
 
 def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """A convolution in int32 as one matrix product for each kernel element: ONNX's Conv is for floats."""
+    if not w.size:
+        raise NodeRefused("its kernel is empty")
     if math.prod(w.shape[2:]) > MAX_TAPS:
         raise NodeRefused(f"its integer kernel of {math.prod(w.shape[2:])} elements is too large")
     n, channels = x.shape[:2]
@@ -112,14 +114,13 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     ]
     padded = pad(b, x, [0, 0, *g.before], [0, 0, *g.after], 0)
     kernel = reshape(b, w, [1, g.group, w.shape[0] // g.group, w.shape[1], math.prod(w.shape[2:])])
-    total: Value | None = None
-    for index, tap in enumerate(taps(b, padded, w.shape[2:], g.strides, g.dilations, outputs)):
-        columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
-        part = matmul(b, pick(b, kernel, 4, index), columns)
-        total = part if total is None else b("Add", total, part)
-    if total is None:
-        raise NodeRefused("its kernel is empty")
-    return reshape(b, total, [n, w.shape[0], *outputs])
+
+    def products() -> Iterator[Value]:
+        for index, tap in enumerate(taps(b, padded, w.shape[2:], g.strides, g.dilations, outputs)):
+            columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
+            yield matmul(b, pick(b, kernel, 4, index), columns)
+
+    return reshape(b, b.chain("Add", products()), [n, w.shape[0], *outputs])
 
 
 @rule("ConvInteger")

@@ -231,10 +231,14 @@ def rms_normalisation(b: Builder, c: NodeCall) -> Value:
     """`x` over its root mean square, times a scale."""
     x, scale = c.x(0), c.x(1)
     axes = list(range(normal_axis(c.integer("axis", -1), x.rank), x.rank))
-    wide = _compute_in_single(b, x)
-    square = reduce(b, "ReduceMean", b("Mul", wide, wide), axes)
-    y = b("Div", wide, b("Sqrt", b("Add", square, c.number("epsilon", 1e-5))))
+    y = over_root_mean_square(b, _compute_in_single(b, x), axes, c.number("epsilon", 1e-5))
     return b("Mul", b.cast(y, x.dtype), scale)
+
+
+def over_root_mean_square(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
+    """Return `x` over its root mean square along axes."""
+    square = reduce(b, "ReduceMean", b("Mul", x, x), axes)
+    return b("Div", x, b("Sqrt", b("Add", square, epsilon)))
 
 
 @rule("MeanVarianceNormalization")
@@ -265,9 +269,7 @@ def lrn(b: Builder, c: NodeCall) -> Value:
     x, size = c.x(), c.integer("size", 1)
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
     squares = pad_axis(b, b("Mul", x, x), 1, before, after)
-    total = cut(b, squares, 1, 0, x.shape[1])
-    for shift in range(1, size):
-        total = b("Add", total, cut(b, squares, 1, shift, shift + x.shape[1]))
+    total = b.chain("Add", (cut(b, squares, 1, shift, shift + x.shape[1]) for shift in range(size)))
     scaled = b("Mul", total, c.number("alpha", 1e-4) / size)
     base = b("Add", scaled, c.number("bias", 1.0))
     return b("Div", x, b("Pow", base, c.number("beta", 0.75)))

@@ -6,7 +6,7 @@ transformation, interpolation, antialiasing and cropping compiles to a few gathe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,15 +129,16 @@ def _along(b: Builder, c: NodeCall, x: Value, axis: int, how: Axis, positions: A
         mode = "floor" if old else c.text("nearest_mode", "round_prefer_floor")
         return _nearest(b, x, axis, _round(positions, mode, how))
     places, weights = taps(c, how, positions)
-    total: Value | None = None
-    for place, weight in zip(places, weights, strict=True):
-        part = b("Gather", x, b.constant(place), axis=axis)
-        if not np.all(weight == 1):
-            part = b("Mul", part, b.constant(along(weight, axis, x.rank).astype(x.dtype)))
-        total = part if total is None else b("Add", total, part)
-    if total is None:
+    if not places:
         raise NodeRefused("its interpolation weights are all zero")
-    return total
+
+    def parts() -> Iterator[Value]:
+        for place, weight in zip(places, weights, strict=True):
+            part = b("Gather", x, b.constant(place), axis=axis)
+            whole = np.all(weight == 1)
+            yield part if whole else b("Mul", part, b.constant(along(weight, axis, x.rank).astype(x.dtype)))
+
+    return b.chain("Add", parts())
 
 
 def _round(positions: Array, mode: str, how: Axis) -> Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -120,26 +120,25 @@ def _combine_taps(
     n, count = axes[0][0][0].shape
     start = b.constant((np.arange(n) * math.prod(spatial)).reshape(n, 1).astype(np.int64))
     strides = strides_of(spatial)
-    total: Value | None = None
-    for chosen in itertools.product(*(range(len(t)) for t in axes)):
-        place, weight, known = start, None, None
-        for i, k in enumerate(chosen):
-            position, factor = axes[i][k]
-            whole = b("Cast", position, to=TensorProto.INT64)
-            place = b("Add", place, b("Mul", whole, strides[i]))
-            if factor is not None:
-                weight = factor if weight is None else b("Mul", weight, factor)
-            mask = inside[i][k]
-            if mask is not None:
-                known = mask if known is None else b("And", known, mask)
-        part = b("Gather", rows, place, axis=0)
-        if known is not None:
-            part = b("Where", reshape(b, known, [n, count, 1]), part, 0)
-        if weight is not None:
-            part = b("Mul", part, reshape(b, weight, [n, count, 1]))
-        total = part if total is None else b("Add", total, part)
-    assert total is not None
-    return total
+
+    def parts() -> Iterator[Value]:
+        for chosen in itertools.product(*(range(len(t)) for t in axes)):
+            place, weight, known = start, None, None
+            for i, k in enumerate(chosen):
+                position, factor = axes[i][k]
+                whole = b("Cast", position, to=TensorProto.INT64)
+                place = b("Add", place, b("Mul", whole, strides[i]))
+                if factor is not None:
+                    weight = factor if weight is None else b("Mul", weight, factor)
+                mask = inside[i][k]
+                if mask is not None:
+                    known = mask if known is None else b("And", known, mask)
+            part = b("Gather", rows, place, axis=0)
+            if known is not None:
+                part = b("Where", reshape(b, known, [n, count, 1]), part, 0)
+            yield part if weight is None else b("Mul", part, reshape(b, weight, [n, count, 1]))
+
+    return b.chain("Add", parts())
 
 
 @rule("RoiAlign")
@@ -158,7 +157,7 @@ def roi_align(b: Builder, c: NodeCall) -> Value:
     scaled = b("Mul", rois, c.number("spatial_scale", 1.0))
     if half:
         scaled = b("Sub", scaled, 0.5)
-    along: list[list[Tap]] = []
+    along: list[list[tuple[Value, Value]]] = []
     valid: list[Value] = []
     for first, extent, parts in ((1, height, bins[0]), (0, width, bins[1])):
         start, end = (cut(b, scaled, 1, i, i + 1) for i in (first, first + 2))
@@ -179,7 +178,7 @@ def roi_align(b: Builder, c: NodeCall) -> Value:
     return transpose(b, pooled, [0, 3, 1, 2])
 
 
-def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[Tap], Value]:
+def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[tuple[Value, Value]], Value]:
     """Both neighbours of positions [regions, bins * ratio] with their weights; which positions are valid."""
     position = b("Min", b("Max", position, -2), extent + 1)
     within = _within(b, position, -1, extent)
@@ -194,7 +193,7 @@ def _bilinear(
     b: Builder,
     rows: Value,
     start: Value,
-    along: list[list[Tap]],
+    along: list[list[tuple[Value, Value]]],
     valid: list[Value],
     width: int,
     *,
@@ -202,16 +201,15 @@ def _bilinear(
 ) -> Value:
     """Samples [regions, rows, columns, channels]: the four neighbours' weighted sum, or the largest part."""
     count, high, wide = start.shape[0], along[0][0][0].shape[1], along[1][0][0].shape[1]
-    total: Value | None = None
-    for (y, wy), (x, wx) in itertools.product(along[0], along[1]):
-        row = reshape(b, b("Cast", y, to=TensorProto.INT64), [count, high, 1])
-        column = reshape(b, b("Cast", x, to=TensorProto.INT64), [count, 1, wide])
-        place = b("Add", b("Add", start, b("Mul", row, width)), column)
-        assert wy is not None
-        assert wx is not None
-        weight = b("Mul", reshape(b, wy, [count, high, 1, 1]), reshape(b, wx, [count, 1, wide, 1]))
-        part = b("Mul", b("Gather", rows, place, axis=0), weight)
-        total = part if total is None else b("Max" if largest else "Add", total, part)
-    assert total is not None
+
+    def parts() -> Iterator[Value]:
+        for (y, wy), (x, wx) in itertools.product(along[0], along[1]):
+            row = reshape(b, b("Cast", y, to=TensorProto.INT64), [count, high, 1])
+            column = reshape(b, b("Cast", x, to=TensorProto.INT64), [count, 1, wide])
+            place = b("Add", b("Add", start, b("Mul", row, width)), column)
+            weight = b("Mul", reshape(b, wy, [count, high, 1, 1]), reshape(b, wx, [count, 1, wide, 1]))
+            yield b("Mul", b("Gather", rows, place, axis=0), weight)
+
+    total = b.chain("Max" if largest else "Add", parts())
     known = b("And", reshape(b, valid[0], [count, high, 1, 1]), reshape(b, valid[1], [count, 1, wide, 1]))
     return b("Where", known, total, 0)
