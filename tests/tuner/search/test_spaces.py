@@ -315,8 +315,8 @@ def _made(one: Extracted, profile: DeviceProfile, sketch: Sketch) -> list[Schedu
     for lanes in parts.lane_choices(one.func, limits):
         schedule = Schedule(traces.as_module(one.func), debug_mask="none")
         with contextlib.suppress(ValueError, ScheduleError):
-            if sketch(schedule, limits, lanes):
-                found.append(schedule)
+            sketch(schedule, limits, lanes)
+            found.append(schedule)
     return found
 
 

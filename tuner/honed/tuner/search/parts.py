@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import TypeVar
 
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
@@ -20,6 +21,7 @@ from .traces import divisors
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
 CHOICES = frozenset({"if_then_else", "likely"})  # The second marks a value as a select
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+T = TypeVar("T")
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths except 3
 COPIED = 8  # Channels whose elements at one place a work-item computes
 _JOB = 1024  # Elements that a work-group of a processor moves at most, where a row has no more
@@ -61,18 +63,35 @@ class SketchLimits:
         return self.threads == (1,)
 
 
-# Takes a schedule, limits and the most lanes of a vector; returns False where the sketch does not fit.
-Sketch = Callable[[Schedule, SketchLimits, int], bool]
+class NoFit(ValueError):
+    """Raised where a function is none that a sketch is for."""
+
+
+def demand(fits: bool) -> None:
+    """Raise NoFit unless a function has what a sketch needs."""
+    if not fits:
+        raise NoFit("the sketch is for other functions")
+
+
+def needed(found: T | None) -> T:
+    """Return what a sketch needs; raise NoFit where it was not found."""
+    if found is None:
+        raise NoFit("the sketch is for other functions")
+    return found
+
+
+# Schedules a function with the most lanes of a vector; raises ValueError where the sketch does not fit it.
+Sketch = Callable[[Schedule, SketchLimits, int], None]
 SKETCHES: dict[int, Sketch] = {}  # Sketches by place
 
 
-def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+def sketch(place: int, **options: Keep) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a sketch, with its own options, to be tried on every function in the order of places.
 
     Draws depend on the order, so the places of other sketches must not change.
     """
 
-    def add(function: Callable[..., bool]) -> Callable[..., bool]:
+    def add(function: Callable[..., None]) -> Callable[..., None]:
         if place in SKETCHES:
             raise ValueError(f"{function.__name__} is at the place {place} of another sketch; take another")
         SKETCHES[place] = partial(function, **options)
@@ -284,17 +303,17 @@ def is_contraction(schedule: Schedule, blocks: Sequence[BlockInfo]) -> bool:
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
-def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockInfo], list[BlockInfo]] | None:
+def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockInfo], list[BlockInfo]]:
     """Return the blocks computed before a contraction, and the contraction with its tail, if it has one.
 
-    Return None where the function is no contraction.
+    Raises NoFit where the function is no contraction.
     """
     found = parts(schedule, keep)
     before = [p for p in found if not p.is_reduction and p is not found[-1]]
     rest = found[len(before) :]
-    if [p.is_reduction for p in rest] not in ([True], [True, False]):
-        return None
-    return (before, rest) if SPATIAL in rest[0].kinds and is_contraction(schedule, found) else None
+    demand([p.is_reduction for p in rest] in ([True], [True, False]))
+    demand(SPATIAL in rest[0].kinds and is_contraction(schedule, found))
+    return before, rest
 
 
 def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockInfo]) -> BlockInfo | None:

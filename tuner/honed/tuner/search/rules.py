@@ -37,7 +37,7 @@ from .traces import again, as_module, new_schedule, steps, tune_context
 _STRUCTURE = "SSSRRSRS"  # Group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
 _REGISTERS_AT, _LOCAL_AT = 3, 4  # Levels of the structure under which results and operands are kept
-_Try = Callable[[Schedule], bool]  # Schedules a whole function; False where that does not fit
+_Try = Callable[[Schedule], None]  # Schedules a whole function; raises ValueError where that does not fit
 # Attempts with other numbers: TVM simplifies some indices so that a later step does not find the block
 _ATTEMPTS = 2
 
@@ -325,14 +325,15 @@ def _different(begun: Schedule, tries: Iterable[_Try]) -> Iterator[Schedule]:
         for _ in range(_ATTEMPTS):
             schedule = begun.copy()
             try:
-                if make(schedule) and (text := steps(schedule.trace)) not in found:
-                    found.add(text)
-                    yield schedule
-                break
+                make(schedule)
             except s_tir.ScheduleError:
                 continue  # The function lacks the sketch's form after all, or at least with these numbers
             except ValueError:
                 break  # The function lacks the form
+            if (text := steps(schedule.trace)) not in found:
+                found.add(text)
+                yield schedule
+            break
 
 
 def _elements(func: tirx.PrimFunc) -> int:

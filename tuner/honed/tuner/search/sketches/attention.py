@@ -23,6 +23,7 @@ from honed.tuner.search.parts import (
     below,
     bind_items,
     blocks,
+    demand,
     fuse,
     is_dear,
     keep_partial,
@@ -91,25 +92,22 @@ def attention_of(func: tirx.PrimFunc) -> Attention | None:
         return None
 
 
-def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
-    """Return the attention that a function computes, after inlining elementwise blocks; None if it is none.
+def read(schedule: Schedule, *, keeps: bool = False) -> Attention:
+    """Return the attention that a function computes, after inlining elementwise blocks.
 
-    With `keeps` the block that makes the queries is not inlined. Raises ValueError where blocks are of other
-    kinds.
+    With `keeps` the block that makes the queries is not inlined. Raises ValueError where there is none.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
-    if len(products) != 2:
-        return None
+    demand(len(products) == 2)
     first, second = products
     asked = _query_block(schedule, found[first], found[:first]) if keeps else None
     _inline_between(schedule, [part for part in found if part is not asked], found[first], found[second])
     left = [part_of(schedule, block) for block in blocks(schedule)]
-    if asked is not None and left.pop(0).name != asked.name:
-        return None
+    if asked is not None:
+        demand(left.pop(0).name == asked.name)
     names, product = [part.name for part in left], found[second].name
-    if names[0] != found[first].name or product not in names[-2:]:
-        return None
+    demand(names[0] == found[first].name and product in names[-2:])
     at = names.index(product)
     tail = left[at + 1] if at + 1 < len(left) else None
     scores = schedule.get(left[0].block).writes[0].source
@@ -121,7 +119,8 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
         tail=tail,
         element_bytes=int(scores.dtype.bits) // 8,
     )
-    return made if _has_form(made) and _keeps_rows(schedule, made) else None
+    demand(_has_form(made) and _keeps_rows(schedule, made))
+    return made
 
 
 def _query_block(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -> BlockInfo | None:
@@ -237,14 +236,10 @@ def _result_loops(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV],
     return schedule.get_loops(one.tail.block), found[-2]
 
 
-def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Give each work-item a few rows, whose scores it keeps.
-
-    Return False where the function is no attention.
-    """
-    one = read(schedule) if limits.groups_of_one else None
-    if one is None:
-        return False
+def attention(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Give each work-item a few rows, whose scores it keeps."""
+    demand(limits.groups_of_one)
+    one = read(schedule)
     lanes = lanes_of(one.keys, most)
     partial = [partial_results(schedule, part, most) if part.is_reduction else None for part in one.rows]
     under, summed = _write(schedule, one, limits, most)
@@ -259,7 +254,6 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     write_out(schedule, [high, vectors, vector])
     scored = _multiply(schedule, one.scores.block, across, lanes, limits)
     schedule.decompose_reduction(one.scores.block, scored)
-    return True
 
 
 def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) -> tuple[LoopRV, LoopRV]:
@@ -342,15 +336,13 @@ class _HeadGroup:
 
 def attention_groups(
     schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, copied: bool
-) -> bool:
+) -> None:
     """Schedule an attention so that a group has some rows and keeps their scores.
 
-    Return False where the function is no attention. With `copied`, the operands of products go through local
-    memory; without it, each work-item reads its operands in place.
+    With `copied`, the operands of products go through local memory; without it, each work-item reads its
+    operands in place.
     """
     one = read(schedule)
-    if one is None:
-        return False
     loops, row = _result_loops(schedule, one)
     outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
     outer, high, items = sample_tile(schedule, outer, by.threads)
@@ -366,7 +358,6 @@ def attention_groups(
     _multiply_in_group(schedule, one.product.block, wide, lanes, by, copied=copied)
     _share_rows(schedule, one, under, group)
     _score(schedule, one, under, group, by, limits, most, copied=copied)
-    return True
 
 
 def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
@@ -459,14 +450,10 @@ def _score(
 # over a slice of the keys, and the sums of the slices are added up.
 
 
-def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Give each group one row, whose scores it keeps.
-
-    Return False where the function is no attention, has many rows, or its keys do not lie in rows.
-    """
+def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Give each group one row, whose scores it keeps, of an attention of few rows whose keys lie in rows."""
     one = read(schedule, keeps=True)
-    if one is None or one.scores.extents[one.batches] > FEW_ROWS or not _lie_in_rows(schedule, one.scores):
-        return False
+    demand(one.scores.extents[one.batches] <= FEW_ROWS and _lie_in_rows(schedule, one.scores))
     _result_loops(schedule, one)
     lanes = lanes_of(one.columns, most)
     items = one.columns // lanes
@@ -501,7 +488,6 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         schedule.set_scope(one.queries.block, 0, "shared")
         _, *both = schedule.split(below(schedule, one.queries.block, under)[-1], [None, slices, items])
         schedule.bind(fuse(schedule, both), "threadIdx.x")
-    return True
 
 
 def _lie_in_rows(schedule: Schedule, scores: BlockInfo) -> bool:

@@ -21,6 +21,7 @@ from honed.tuner.search.parts import (
     blocks,
     calls,
     contraction,
+    demand,
     fuse,
     launch_others,
     part_of,
@@ -45,14 +46,12 @@ _MOST_BESIDE = 4  # Vectors of channels that share the pixels
 
 
 @sketch(50)
-def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution of blocked tensors. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
-    depthwise = _depthwise_of(schedule, found[1][0], most) if found is not None else None
-    if found is None or depthwise is None:
-        return False
-    before, rest = found
+def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a convolution of blocked tensors."""
+    demand(limits.groups_of_one)
+    before, rest = contraction(schedule, Keep.PADDING)
     main = rest[0]
+    depthwise = _is_depthwise(schedule, main, most)
     loops = _split(schedule, main, limits, depthwise=depthwise)
     schedule.reorder(*loops.in_order)
     group = fuse(schedule, loops.groups)
@@ -70,21 +69,17 @@ def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         schedule.vectorize(schedule.get_loops(part.block)[-1])
     schedule.decompose_reduction(main.block, loops.outside[0])
     launch_others(schedule, [p for p in before if p not in padded], rest, limits, most)
-    return True
 
 
-def _depthwise_of(schedule: Schedule, main: BlockInfo, lanes: int) -> bool | None:
-    """Return whether a blocked convolution computes each channel by itself; None where it is none."""
+def _is_depthwise(schedule: Schedule, main: BlockInfo, lanes: int) -> bool:
+    """Return whether a blocked convolution computes each channel by itself; raise NoFit where it is none."""
     extents, spatial = main.extents, main.spatial
-    if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
-        return None
+    demand(spatial == list(range(_AXES)) and extents[_AXES - 1] == lanes and len(extents) >= _AXES + 2)
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
     _, channels, *pixels, lane = reads
-    if len(schedule.get(main.block).reads) != 2 or pixels[0] != pixels[1] or len(pixels[0]) != 1:
-        return None
+    demand(len(schedule.get(main.block).reads) == 2 and pixels[0] == pixels[1] and len(pixels[0]) == 1)
     (weights,) = {0, 1} - pixels[0]
-    if weights not in lane or channels != lane:
-        return None
+    demand(weights in lane and channels == lane)
     return len(lane) == 2
 
 
@@ -205,11 +200,10 @@ class _Separable:
     tail: BlockInfo | None
 
 
-def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Keep the first convolution's pixels for the second. False where the function is not such a pair."""
-    what = _both_of(schedule, most) if limits.groups_of_one else None
-    if what is None:
-        return False
+def separable(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Keep the first convolution's pixels for the second."""
+    demand(limits.groups_of_one)
+    what = _both_of(schedule, most)
     loops = schedule.get_loops(what.pointwise.block)
     images, channels, rows, columns, lanes, blocked, down, across, inner = loops
     channels, beside, _ = sample_tile(schedule, channels, _MOST_BESIDE)
@@ -226,7 +220,6 @@ def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     _unroll_then_vectorise(schedule, [steps, *tile, lanes])
     _keep(schedule, what, group)
     schedule.decompose_reduction(what.pointwise.block, blocked)
-    return True
 
 
 def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
@@ -256,15 +249,11 @@ def _unroll_then_vectorise(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
     schedule.vectorize(loops[-1])
 
 
-def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
-    """Return the two convolutions that a function computes; None where it computes others.
-
-    Raises ValueError where a block is not understood.
-    """
+def _both_of(schedule: Schedule, lanes: int) -> _Separable:
+    """Return the two convolutions that a function computes; raise ValueError where it computes others."""
     found = [part_of(schedule, block) for block in blocks(schedule)]
     sums = [n for n, part in enumerate(found) if part.is_reduction]
-    if len(sums) != 2:
-        return None
+    demand(len(sums) == 2)
     first, second = sums
     before = [part for part in found[:first] if calls(schedule, part.block, CHOICES)]
     made = _Separable(
@@ -275,11 +264,11 @@ def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
         tail=found[-1] if second + 1 < len(found) else None,
     )
     extents = made.pointwise.extents
-    if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1) or extents[_AXES - 1] != lanes:
-        return None
+    demand(len(extents) == _POINTWISE_AXES and extents[_WINDOW] == (1, 1) and extents[_AXES - 1] == lanes)
     kept = (made.padded, made.between, made.tail)
     for part in found:
         if not part.is_reduction and part not in kept:
             schedule.compute_inline(part.block)
-    kinds = [_depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
-    return made if kinds == [True, False] else None
+    demand(_is_depthwise(schedule, made.depthwise, lanes))
+    demand(not _is_depthwise(schedule, made.pointwise, lanes))
+    return made

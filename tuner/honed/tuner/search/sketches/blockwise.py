@@ -29,6 +29,7 @@ from honed.tuner.search.parts import (
     best_group,
     bind,
     by_single_items,
+    demand,
     fuse,
     hold,
     is_elementwise,
@@ -45,11 +46,10 @@ from honed.tuner.search.traces import ScheduleTrace, divisors
 
 
 @sketch(75)
-def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a product that sums blocks before it scales them. False where the function is none."""
+def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a product that sums blocks before it scales them."""
     found = parts(schedule, Keep.NOTHING)
-    if not _is_blockwise(found):
-        return False
+    demand(_is_blockwise(found))
     sums, whole, *tails = found
     lanes = lanes_of(whole.extents[-2], most)
     laid_out = _lay_out(schedule, sums, whole, lanes) if limits.groups_of_one else []
@@ -78,24 +78,19 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         launch_rows(schedule, block, lanes)
     if tails and not is_elementwise(tails[0], whole):
         alone(schedule, tails[0], limits, most)
-    return True
 
 
 _ITEMS = 32  # Columns of a group at most, and work-items that share each
 
 
 @sketch(74)
-def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Share the blocks of one row among the work-items of a group, which then add up their partial sums.
-
-    False where the function is no such product, or work-items share nothing on the device.
-    """
+def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Share the blocks of one row among the work-items of a group, which then add up their partial sums."""
+    demand(not limits.contractions)
     found = parts(schedule, Keep.NOTHING)
-    if limits.contractions or not _is_blockwise(found):
-        return False
+    demand(_is_blockwise(found))
     sums, whole, *tails = found
-    if math.prod(whole.extents[:-2]) > 1:
-        return False
+    demand(math.prod(whole.extents[:-2]) == 1)
     *ones, columns, blocks = schedule.get_loops(whole.block)
     group, item, items = sample_tile(schedule, columns, _ITEMS)
     mine, part, slices = sample_tile(schedule, blocks, _ITEMS)
@@ -129,7 +124,6 @@ def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     summed, *_, thread = below(schedule, whole.block, groups)
     schedule.reorder(thread, summed)
     schedule.decompose_reduction(whole.block, summed)
-    return True
 
 
 def _is_blockwise(all_blocks: Sequence[BlockInfo]) -> bool:

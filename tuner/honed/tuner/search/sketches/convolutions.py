@@ -35,11 +35,13 @@ from honed.tuner.search.parts import (
     busiest,
     by_single_items,
     contraction,
+    demand,
     fuse,
     lanes_of,
     last_axis,
     launch_others,
     maker,
+    needed,
     off_usual,
     planes,
     read_along_rows,
@@ -82,15 +84,11 @@ class _PackedConvolution:
 
 
 @sketch(20)
-def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution, whose operands separate launches lay out. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
-    if found is None:
-        return False
-    before, rest = found
+def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a convolution, whose operands separate launches lay out."""
+    demand(by_single_items(limits))
+    before, rest = contraction(schedule, Keep.PADDING)
     what = _match_packed(schedule, rest[0], limits, most)
-    if what is None:
-        return False
     image = _lay_out_image(schedule, what, before)
     main = what.main.block
     weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes, beside=True)
@@ -111,28 +109,22 @@ def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
     launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
-    return True
 
 
-def _match_packed(
-    schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int
-) -> _PackedConvolution | None:
-    """Return the convolution, and how it is cut; None if the function is none, or one without a window."""
+def _match_packed(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _PackedConvolution:
+    """Return the convolution, and how it is cut; raise NoFit if the function is none with a window."""
     *others, last = main.spatial
-    image = read_along_rows(schedule, main)
-    if image is None or len(others) < 2 or math.prod(main.extents[n] for n in main.reducing[1:]) == 1:
-        return None
+    image = needed(read_along_rows(schedule, main))
+    demand(len(others) > 1 and math.prod(main.extents[n] for n in main.reducing[1:]) > 1)
     channels = [n for n in others if reads_along(schedule, main.block, n) == [1 - image]]
-    step = step_along(schedule, main.block, image, last)
-    if len(channels) != 1 or step is None:
-        return None
+    demand(len(channels) == 1)
     (channel,) = channels
+    step = needed(step_along(schedule, main.block, image, last))
     vector, pixels = _cut(main.extents[last], step, limits)
     lanes = lanes_of(main.extents[channel], most)
     while lanes * pixels > limits.accumulators:
         lanes //= 2
-    if lanes < 2:
-        return None
+    demand(lanes > 1)
     return _PackedConvolution(
         main=main,
         image=image,
@@ -345,16 +337,14 @@ _ACCUMULATORS = 16
 
 
 @sketch(30)
-def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution over flat pixels. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
-    rest = flatten(schedule, *found) if found is not None else None
-    if rest is None or rest[0].extents[PIXELS] % ALIGNED_PIXELS == 0:
-        return False
+def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a convolution over flat pixels."""
+    demand(by_single_items(limits))
+    rest = flatten(schedule, *contraction(schedule, Keep.PADDING)) or []
+    demand(bool(rest) and rest[0].extents[PIXELS] % ALIGNED_PIXELS != 0)
     main, extents = rest[0].block, rest[0].extents
     lanes = lanes_of(extents[_CHANNELS], most)
-    if lanes == 1:
-        return False
+    demand(lanes > 1)
     (image,) = reads_along(schedule, main, PIXELS)
     pixels = max(1, _ACCUMULATORS // lanes)
     tail = accumulate(schedule, rest)
@@ -376,7 +366,6 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         schedule.vectorize(loop)
     schedule.decompose_reduction(main, loops.outside[0])
     launch_packing(schedule, weights, lanes, limits)
-    return True
 
 
 def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockRV:
@@ -470,23 +459,21 @@ _SHORT = 4  # Lanes of the shortest vectors with a rectangle in a table
 
 
 @sketch(40)
-def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile the image of a convolution without a sum over channels. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
-    if found is None:
-        return False
-    before, rest = found
-    main = rest[0]
-    image = _window_operand(schedule, main)
-    if image is None:
-        return False
-    spatial = main.spatial
+def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile the image of a convolution without a sum over channels."""
+    demand(by_single_items(limits))
+    before, rest = contraction(schedule, Keep.PADDING)
+    main, spatial = rest[0], rest[0].spatial
+    demand(len(spatial) >= 3 and 1 < main.reduced <= _MOST_WINDOW)
+    images = reads_along(schedule, main.block, spatial[-1])  # The window moves over it
+    demand(len(images) == 1 and last_axis(schedule, main.block, images[0]) is None)
+    demand(any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2]))
+    (image,) = images
     loops = schedule.get_loops(main.block)
     window = [loops[n] for n in main.reducing]
     step = step_along(schedule, main.block, image, spatial[-1])
     room = min(_WINDOWED_PIXELS // step, _MOST_STEPS // main.reduced) if step else 0
-    if room == 0:
-        return False
+    demand(room > 0)
     lanes = lanes_of(main.extents[spatial[-1]], min(most, room))
     outer = [loops[n] for n in spatial]
     pieces, vector = schedule.split(outer[-1], [None, lanes])
@@ -505,19 +492,6 @@ def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     unroll(schedule, [*below(schedule, held, under), *window, rows, pixels, vector])
     schedule.decompose_reduction(main.block, window[0])
     launch_others(schedule, [p for p in before if p is not padded], rest, limits, most)
-    return True
-
-
-def _window_operand(schedule: Schedule, main: BlockInfo) -> int | None:
-    """Return the number of the operand that a window moves over; None for any other function."""
-    spatial = main.spatial
-    if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
-        return None
-    found = reads_along(schedule, main.block, spatial[-1])
-    if len(found) != 1 or last_axis(schedule, main.block, found[0]) is not None:
-        return None
-    by_itself = any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2])
-    return found[0] if by_itself else None
 
 
 _BORDER = 2  # Border of a window of 3 x 3

@@ -19,6 +19,7 @@ from honed.tuner.search.parts import (
     alone,
     calls,
     contraction,
+    demand,
     fuse,
     is_dear,
     is_elementwise,
@@ -63,15 +64,12 @@ class _Levels:
 
 def tile_grouped(
     schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, ahead: bool = False
-) -> bool:
-    """Tile a contraction over groups. False where the function is none.
+) -> None:
+    """Tile a contraction over groups.
 
     With `ahead` a group loads its next operands into registers while it multiplies those in local memory.
     """
-    found = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
-    if found is None:
-        return False
-    before, rest = found
+    before, rest = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
     main = rest[0]
     loops = schedule.get_loops(main.block)
     spatial = [(loops[n], main.extents[n]) for n in main.spatial]
@@ -94,7 +92,6 @@ def tile_grouped(
     write_out(schedule, levels.registers)
     unroll_some(schedule, inner, by.unroll)
     schedule.decompose_reduction(main.block, outer)
-    return True
 
 
 def _steps_at_once(contracted: BlockInfo, by: GroupTile) -> int:
@@ -204,21 +201,12 @@ class _SlicedAxis:
     items: ExprRV | None  # Work-items along it; None for a reduced axis
 
 
-def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
-    """Tile a contraction over groups whose work-items share its sums in `slices` slices.
-
-    False where the function is none, or too small.
-    """
-    found = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
-    if found is None:
-        return False
-    before, rest = found
+def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> None:
+    """Tile a contraction over groups whose work-items share its sums in `slices` slices."""
+    before, rest = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
     main = rest[0]
-    if len(rest) == 2 and not is_elementwise(rest[1], main):
-        return False
+    demand(all(is_elementwise(tail, main) for tail in rest[1:]))
     shared = _share(main, most, slices)
-    if shared is None:
-        return False
     nest = schedule.get_loops(main.block)
     axes = [_split_axis(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
     partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
@@ -228,11 +216,13 @@ def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: i
     prepare(schedule, before, limits, most, inlined=by.shared)
     items = [axis.items for axis in tiled if axis.items is not None]
     _meet(schedule, rest, group, items, shared.slices)
-    return True
 
 
-def _share(main: BlockInfo, most: int, slices: int) -> _Shared | None:
-    """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
+def _share(main: BlockInfo, most: int, slices: int) -> _Shared:
+    """Choose the longest axis of the reduction, and the rows of the output.
+
+    Raises NoFit where slices do not fit.
+    """
     extents, spatial = main.extents, main.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
     rows = max(1, slices // lanes)
@@ -240,8 +230,7 @@ def _share(main: BlockInfo, most: int, slices: int) -> _Shared | None:
     available = extents[written] // lanes if written == spatial[-1] else extents[written]
     reduced = max(main.reducing, key=extents.__getitem__)
     steps = extents[reduced]
-    if steps % slices or available % rows or steps < slices * _LEAST_STEPS:
-        return None
+    demand(steps % slices == 0 and available % rows == 0 and steps >= slices * _LEAST_STEPS)
     return _Shared(reduced, slices, lanes, written, rows)
 
 

@@ -25,11 +25,13 @@ from honed.tuner.search.parts import (
     by_single_items,
     calls,
     contraction,
+    demand,
     fuse,
     hold,
     lanes_of,
     last_axis,
     launch_others,
+    needed,
     off_usual,
     planes,
     sample_tile,
@@ -76,24 +78,20 @@ class _HeldLoops:
 
 
 @sketch(10)
-def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a contraction over work-items that hold its operands. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
-    if found is None:
-        return False
-    before, rest = found
+def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a contraction over work-items that hold its operands."""
+    demand(by_single_items(limits))
+    before, rest = contraction(schedule, Keep.PADDING)
     rest = flatten(schedule, before, rest) or rest
     main = rest[0]
-    along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
-    if None in along:
-        return False
+    reads = range(len(schedule.get(main.block).reads))
+    along = [needed(last_axis(schedule, main.block, n)) for n in reads]
     lanes = lanes_of(main.extents[main.spatial[-1]], most)
     laned = main.spatial[-1]
     turns = limits.pairs_in_turns and laned in along and not _is_unrolled(schedule, rest)
     rolled = _loads_too_much(schedule, rest, lanes)
     loops = _split(schedule, main, limits, lanes, turns=turns)
-    if any(axis not in loops.tiles for axis in along):
-        return False
+    demand(all(axis in loops.tiles for axis in along))
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     within = [*written_out, *spatial]
@@ -105,7 +103,6 @@ def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
     for number, axis in enumerate(along):
-        assert axis is not None
         at = [*loops.outside, *loops.turn][-1] if main.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
         hold(schedule, main.block, number, at, width)
@@ -114,7 +111,6 @@ def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if limits.loads_ahead and rolled:
         schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_others(schedule, before, rest, limits, most)
-    return True
 
 
 def _is_unrolled(schedule: Schedule, rest: Sequence[BlockInfo]) -> bool:

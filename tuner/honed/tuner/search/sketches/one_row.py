@@ -23,6 +23,7 @@ from honed.tuner.search.parts import (
     below,
     bind_items,
     blocks,
+    demand,
     fuse,
     is_dear,
     part_of,
@@ -71,10 +72,10 @@ def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
         return None
 
 
-def read(schedule: Schedule) -> OneRow | None:
-    """Return the function's products of one row, after inlining elementwise blocks; None where it has none.
+def read(schedule: Schedule) -> OneRow:
+    """Return the function's products of one row, after inlining elementwise blocks.
 
-    A product alone does not count. Raises ValueError where blocks are of other kinds.
+    Raises ValueError where it has none; a product alone does not count.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     single = {part.name for part in found if part.is_reduction and _elements(part) == 1}
@@ -85,29 +86,26 @@ def read(schedule: Schedule) -> OneRow | None:
         readers = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
         read_by = [one for one in readers if one.is_reduction and one.name not in single]
         if read_by and single and _is_row(part):
-            if row is not None:
-                return None
+            demand(row is None)
             row = part
             continue
-        if read_by and is_dear(schedule, part.block):
-            return None
+        demand(not (read_by and is_dear(schedule, part.block)))
         schedule.compute_inline(part.block)
     left = [part_of(schedule, block) for block in blocks(schedule)]
     tail = None if left[-1].is_reduction else left[-1]
     sums = [part for part in left if part.name in single]
     reductions = [part for part in left if part.is_reduction and part.name not in single]
     expected = [*sums, *([row] if row else []), *reductions, *([tail] if tail else [])]
-    if [one.name for one in expected] != [one.name for one in left] or bool(sums) != bool(row):
-        return None
+    demand([one.name for one in expected] == [one.name for one in left] and bool(sums) == bool(row))
     products = _products(schedule, reductions)
-    if not products or len(products) > _MOST_PRODUCTS or (row is None and len(products) == 1):
-        return None
-    if tail is not None and any(
-        _columns_read(schedule, whole, tail) != tail.spatial[-1:] for _, whole in products
-    ):
-        return None
+    demand(len(products) == _MOST_PRODUCTS or (len(products) == 1 and row is not None))
+    demand(
+        tail is None
+        or all(_columns_read(schedule, whole, tail) == tail.spatial[-1:] for _, whole in products)
+    )
     made = OneRow(sums=sums, row=row, products=products, tail=tail)
-    return made if _has_form(made) else None
+    demand(_has_form(made))
+    return made
 
 
 _MOST_PRODUCTS = 2
@@ -164,11 +162,9 @@ _SLICES, _THREADS = 64, 256  # Slices and work-items of a group at most
 _FEW_SLICES = 2  # Slices where work-items wait long for each other
 
 
-def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
-    """Have each group compute the row and some columns. False where the function is something else."""
+def one_row(schedule: Schedule, limits: SketchLimits) -> None:
+    """Have each group compute the row and some columns."""
     one = read(schedule)
-    if one is None:
-        return False
     first = one.products[0][1]
     line, most = (LINE, _FEW_SLICES) if limits.contractions else (_SECTOR, _SLICES)
     width = _LINES * line // _element_bytes(schedule, one.products[0])
@@ -207,7 +203,6 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     for block in (*shared, result):
         _, *threads = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
         bind_items(schedule, *threads)
-    return True
 
 
 def _keep(schedule: Schedule, blocks: Sequence[SBlockRV], under: LoopRV) -> None:

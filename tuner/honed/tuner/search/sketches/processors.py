@@ -24,11 +24,14 @@ from honed.tuner.search.parts import (
     alone,
     below,
     contraction,
+    demand,
     fuse,
     is_elementwise,
     lanes_of,
     launch_others,
     maker,
+    needed,
+    read_along_rows,
     reads_along,
     sample_tile,
     set_private,
@@ -68,13 +71,11 @@ class _Convolution:
 
 
 @sketch(60)
-def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution with its channels along the lanes. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
-    what = _convolution(schedule, found[1][0], limits, most) if found is not None else None
-    if found is None or what is None:
-        return False
-    before, rest = found
+def channels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a convolution with its channels along the lanes."""
+    demand(limits.groups_of_one)
+    before, rest = contraction(schedule, Keep.PADDING)
+    what = _convolution(schedule, rest[0], limits, most)
     main = what.main.block
     laid_out = [pack(schedule, main, what.weights, what.channel, what.lanes)]
     if what.depthwise:
@@ -91,41 +92,28 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for block in laid_out:
         launch_rows(schedule, block, what.lanes)
     launch_others(schedule, [p for p in before if p.block not in laid_out], rest, limits, most)
-    return True
 
 
-def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _Convolution | None:
+def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _Convolution:
     """Return the convolution that a function computes.
 
-    Return None where it computes none, where its channels fill no vector, or where `tile` is better.
+    Raises NoFit where it computes none, where its channels fill no vector, or where `tile` is better.
     """
     spatial = main.spatial
-    if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
-        return None
-    images = reads_along(schedule, main.block, spatial[-1])
-    if len(images) != 1:
-        return None
-    weights = 1 - images[0]
+    demand(len(spatial) >= 3)
+    image = needed(read_along_rows(schedule, main))
+    weights = 1 - image
     read = {n: reads_along(schedule, main.block, n) for n in spatial[:-1]}
-    channel = next((n for n, reads in read.items() if weights in reads), None)
-    if channel is None:
-        return None
+    channel = needed(next((n for n, reads in read.items() if weights in reads), None))
     lanes = lanes_of(main.extents[channel], most)
     depthwise = len(read[channel]) == 2
     reduced = [main.extents[n] for n in main.reducing]
-    if (
-        len(reduced) < _LEAST_REDUCED
-        or lanes == 1
-        or (
-            not depthwise
-            and math.prod(reduced[1:]) == 1
-            and main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
-        )
-    ):
-        return None
+    demand(len(reduced) >= _LEAST_REDUCED and lanes > 1)
+    windows = depthwise or math.prod(reduced[1:]) > 1
+    demand(windows or main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) != 0)
     return _Convolution(
         main=main,
-        image=images[0],
+        image=image,
         weights=weights,
         depthwise=depthwise,
         channel=channel,
@@ -218,13 +206,12 @@ class _PanelProduct:
 
 
 @sketch(70)
-def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a product by panels. False where the function is none, or `tile` has nothing to lay out."""
-    found = contraction(schedule, Keep.DEAR) if limits.groups_of_one else None
-    what = _panel_product(schedule, found[1][0], most) if found is not None and not found[0] else None
-    if found is None or what is None:
-        return False
-    main, *tails = found[1]
+def panels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Tile a product by panels."""
+    demand(limits.groups_of_one)
+    before, (main, *tails) = contraction(schedule, Keep.DEAR)
+    demand(not before)
+    what = _panel_product(schedule, main, most)
     together = bool(tails) and is_elementwise(tails[0], main)
     copy = _copy_operand(schedule, what)
     result = _product_result(schedule, what, tails[0].block if together else None)
@@ -233,16 +220,13 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     launch_rows(schedule, copy, what.lanes)
     if tails and not together:
         alone(schedule, tails[0], limits, most)
-    return True
 
 
-def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProduct | None:
-    """Return the product that a function computes; None where it is none, or has nothing to lay out."""
+def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProduct:
+    """Return the product that a function computes; raise NoFit where it has nothing to lay out."""
     spatial, reduced = main.spatial, main.reducing
-    reads = schedule.get(main.block).reads
-    laned = reads_along(schedule, main.block, spatial[-1])
-    if len(reduced) != 1 or len(reads) != 2 or len(laned) != 1:
-        return None
+    laned = needed(read_along_rows(schedule, main))
+    demand(len(reduced) == 1)
     extents, columns = main.extents, spatial[-1]
     rows = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), None)
     multiples = [1] * len(extents)
@@ -251,15 +235,15 @@ def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProd
     if rows is not None and not any(extents[rows] % n == 0 for n in range(_ROWS, _MOST_TILE_ROWS + 1)):
         multiples[rows] = _ROWS
     odd_rows = rows is not None and multiples[rows] > 1 and extents[rows] > _FEW_ROWS
+    operand = schedule.get(main.block).reads[laned].source
     odd = extents[columns] % _READ_AS_THEY_LIE != 0 or odd_rows
-    if extents[columns] < most or not (odd or _is_constant(schedule, reads[laned[0]].source)):
-        return None
+    demand(extents[columns] >= most and (odd or _is_constant(schedule, operand)))
     return _PanelProduct(
         main=main.block,
         rows=rows,
         columns=columns,
         reduced=reduced[0],
-        laned=laned[0],
+        laned=laned,
         lanes=most,
         multiples=multiples,
     )

@@ -23,6 +23,7 @@ from honed.tuner.search.parts import (
     bind_alone,
     bind_items,
     by_single_items,
+    demand,
     fuse,
     is_contraction,
     keep_partial,
@@ -56,11 +57,10 @@ class _Work:
 
 @sketch(110, keep=Keep.DEAR)
 @sketch(120, keep=Keep.NOTHING)  # Computes exp and the like again where they are used
-def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    """Let each work-item compute whole rows; return False where the function does not fit."""
+def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> None:
+    """Let each work-item compute whole rows."""
     work = _fitting(schedule, limits, keep)
-    if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
-        return False
+    demand(bool(work.kept) and work.kept == tuple(range(len(work.kept))))
     last = work.final.block
     if work.final.is_reduction:
         last = schedule.cache_write(last, 0, "local")
@@ -83,7 +83,6 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
         for block in (split, part.block):
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, under)[0])
-    return True
 
 
 _Sliced = tuple[SBlockRV, SBlockRV | None]
@@ -91,18 +90,17 @@ _SHARERS = 32  # Work-items of a row at most: some add up the partial results of
 
 
 @sketch(125)
-def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Let the work-items of a group share rows, of which each has a slice.
 
-    Each reduces its slice in registers, and some reduce the results of all slices of a row. Return False
-    where the function does not fit, and on devices where groups share operands.
+    Each reduces its slice in registers, and some reduce the results of all slices of a row. Not for devices
+    where groups share operands.
     """
-    work = _fitting(schedule, limits, Keep.DEAR) if by_single_items(limits) else None
-    if work is None or work.kept != tuple(range(len(work.final.kinds) - 1)) or not work.kept:
-        return False
+    demand(by_single_items(limits))
+    work = _fitting(schedule, limits, Keep.DEAR)
     final, length = work.final, work.final.extents[-1]
-    if final.is_reduction or any(p.reduced != length or len(p.reducing) != 1 for p in work.reductions):
-        return False
+    demand(bool(work.kept) and work.kept == tuple(range(len(final.kinds) - 1)) and not final.is_reduction)
+    demand(all(p.reduced == length and len(p.reducing) == 1 for p in work.reductions))
     lanes = lanes_of(length, most)
     *outer, row, columns = schedule.get_loops(final.block)
     vectors, vector = schedule.split(columns, [None, lanes])
@@ -149,7 +147,6 @@ def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             schedule.decompose_reduction(in_vectors, steps)
         for block in (slices, part.block):
             schedule.decompose_reduction(block, schedule.get_loops(block)[-1])
-    return True
 
 
 def _in_group(
@@ -232,14 +229,12 @@ def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
 
 @sketch(130, keep=Keep.DEAR)
 @sketch(140, keep=Keep.NOTHING)
-def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    """Let a work-item compute as many whole columns as it has lanes; return False where that does not fit."""
+def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> None:
+    """Let a work-item compute as many whole columns as it has lanes."""
     work = _fitting(schedule, limits, keep)
-    if work is None or work.final.is_reduction or len(work.reductions) < 2:
-        return False  # The tile sketch has single reductions
+    demand(not work.final.is_reduction and len(work.reductions) > 1)  # The tile sketch has single reductions
     axes = len(work.final.extents)
-    if axes - 1 not in work.kept or len(work.kept) == axes:
-        return False
+    demand(axes - 1 in work.kept and len(work.kept) < axes)
     loops = schedule.get_loops(work.final.block)
     lanes = lanes_of(work.final.extents[-1], most)
     outer, vector = schedule.split(loops[-1], [None, lanes])
@@ -257,7 +252,6 @@ def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> 
             elements = math.prod(work.final.extents[n] for n in walked) * lanes
             keep_private(schedule, part.block, elements, limits)
         _column_loops(schedule, part, under, limits)
-    return True
 
 
 def _column_loops(schedule: Schedule, part: BlockInfo, under: LoopRV, limits: SketchLimits) -> None:
@@ -274,21 +268,18 @@ def _column_loops(schedule: Schedule, part: BlockInfo, under: LoopRV, limits: Sk
         schedule.decompose_reduction(part.block, reduce[0])
 
 
-def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | None:
+def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work:
+    """Return the function's blocks; raise NoFit where its reductions run along different axes."""
     found = parts(schedule, keep)
     reductions = [p for p in found if p.is_reduction]
-    if not reductions or any(_is_mixed(p) for p in reductions):
-        return None
-    if not limits.contractions and is_contraction(schedule, found):
-        return None
-    kept = {axes_kept(schedule, p.block, found[-1].block) for p in reductions}
-    kept.discard(None)  # Read only by other blocks
+    demand(bool(reductions) and not any(_is_mixed(p) for p in reductions))
+    demand(limits.contractions or not is_contraction(schedule, found))
+    axes = (axes_kept(schedule, p.block, found[-1].block) for p in reductions)
+    kept = {one for one in axes if one is not None}  # Others are read only by other blocks
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
-    if len({p.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
-        return None
-    axes = kept.pop()
-    return None if axes is None else _Work(parts=found, reductions=reductions, final=found[-1], kept=axes)
+    demand(len({p.kinds.count(SPATIAL) for p in reductions}) == len(kept) == 1)
+    return _Work(parts=found, reductions=reductions, final=found[-1], kept=kept.pop())
 
 
 def _is_mixed(what: BlockInfo) -> bool:
@@ -300,11 +291,10 @@ _MOST_PARTS = 256
 
 
 @sketch(170)
-def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def whole(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Reduce everything to one element: work-items compute partial results, and one adds them up."""
     found = parts(schedule)
-    if len(found) != 1 or SPATIAL in found[0].kinds:
-        return False
+    demand(len(found) == 1 and SPATIAL not in found[0].kinds)
     block = found[0].block
     loop = fuse(schedule, schedule.get_loops(block))
     _, inner, _ = sample_tile(schedule, loop, _MOST_PARTS)
@@ -313,18 +303,16 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.decompose_reduction(made, schedule.get_loops(made)[-1])
     one = schedule.add_unit_loop(schedule.get_loops(block)[0])
     schedule.bind(one, "threadIdx.x" if limits.threads != (1,) else "blockIdx.x")
-    return True
 
 
 _MOST_STEPS = 32  # Vectors that one work-item moves
 
 
 @sketch(160)
-def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Let each work-item move a few vectors; return False where anything is reduced."""
+def stream(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Let each work-item move a few vectors, where nothing is reduced."""
     found = parts(schedule)
-    if any(p.is_reduction for p in found):
-        return False
+    demand(not any(p.is_reduction for p in found))
     for part in found:
         loops = schedule.get_loops(part.block)
         if not loops:
@@ -335,15 +323,13 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         bind_alone(schedule, outer, limits)
         schedule.vectorize(vector)
         schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
-    return True
 
 
 @sketch(150)
-def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Let each work-group of a processor move lines of blocks of channels; False where there are none."""
+def lines(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Let each work-group of a processor move lines of blocks of channels."""
+    demand(limits.groups_of_one)
     found = parts(schedule)
-    if not limits.groups_of_one or any(p.is_reduction or p.extents[-1:] != (most,) for p in found):
-        return False
+    demand(not any(p.is_reduction or p.extents[-1:] != (most,) for p in found))
     for part in found:
         alone(schedule, part, limits, most)
-    return True

@@ -26,6 +26,7 @@ from honed.tuner.search.parts import (
     bind,
     by_single_items,
     calls,
+    demand,
     fuse,
     is_contraction,
     lanes_of,
@@ -34,60 +35,54 @@ from honed.tuner.search.parts import (
     reads_along,
     sample_tile,
     sketch,
+    unroll,
     vectorise,
     write_out,
 )
 
 
 @sketch(80)
-def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Put lanes along the last axis, and inline everything elementwise.
-
-    Return False where the function does not fit.
-    """
+def tile(schedule: Schedule, limits: SketchLimits, most: int) -> None:
+    """Put lanes along the last axis, and inline everything elementwise."""
     found = parts(schedule)
-    if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
-        return False  # A vector whose lanes choose differently is split into its elements
+    _demand_tile(schedule, found, limits)
+    # A vector whose lanes choose differently is split into its elements
+    demand(not calls(schedule, found[0].block, CHOICES))
     _tile(schedule, found, limits, most, laned=len(found[0].spatial) - 1)
-    return True
 
 
 @sketch(100)
-def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Put lanes along the last axis of an input that a separate launch pads first."""
     found = parts(schedule, Keep.PADDING)
     before = 0
     while before < len(found) and not found[before].is_reduction:
         before += 1
-    if before == 0 or not _fits(schedule, found[before:], limits):
-        return False
+    demand(before > 0)
+    _demand_tile(schedule, found[before:], limits)
     for part in found[:before]:
         alone(schedule, part, limits, most)
     _tile(schedule, found[before:], limits, most, laned=len(found[before].spatial) - 1)
-    return True
 
 
 @sketch(90)
-def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Put lanes along an axis before the last, where the last has none.
 
     This applies only where a single operand depends on that axis. Where there is another (the image, beside a
     convolution's weights), each element of the first is gathered once and used for the whole tile.
     """
     found = parts(schedule)
-    if not _fits(schedule, found, limits):
-        return False
+    _demand_tile(schedule, found, limits)
     block, what = found[0].block, found[0]
     spatial = what.spatial
+    demand(len(spatial) > 1)
     widths = [lanes_of(what.extents[axis], most) for axis in spatial]
-    laned = max(range(len(spatial) - 1), key=lambda n: widths[n], default=None)
-    if laned is None or widths[laned] == 1:
-        return False
-    if widths[-1] >= widths[laned] and not calls(schedule, block, CHOICES):
-        return False
+    laned = max(range(len(spatial) - 1), key=lambda n: widths[n])
+    demand(widths[laned] > 1)
+    demand(widths[-1] < widths[laned] or calls(schedule, block, CHOICES))
     gathered = reads_along(schedule, block, spatial[laned])
-    if len(gathered) != 1:
-        return False
+    demand(len(gathered) == 1)
     shared = len(schedule.get(block).reads) > 1
     # Precedes `_tile`, which decomposes the sum; that is then the first of the block's reads.
     operand = schedule.cache_read(block, gathered[0], "local") if shared else None
@@ -96,15 +91,12 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
         _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
         schedule.vectorize(vector)
-    return True
 
 
-def _fits(schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits) -> bool:
-    """Return whether blocks are one reduction that leaves something, with at most an elementwise tail."""
-    kinds = [p.is_reduction for p in blocks]
-    if kinds not in ([True], [True, False]) or not blocks[0].spatial:
-        return False
-    return limits.contractions or not is_contraction(schedule, blocks)
+def _demand_tile(schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits) -> None:
+    """Raise NoFit unless blocks are one reduction that leaves something, with at most an elementwise tail."""
+    demand([p.is_reduction for p in blocks] in ([True], [True, False]) and bool(blocks[0].spatial))
+    demand(limits.contractions or not is_contraction(schedule, blocks))
 
 
 def _tile(
@@ -166,31 +158,28 @@ def _split(
     return outer, [*inner, b, vector]
 
 
-def points(schedule: Schedule, limits: SketchLimits) -> bool:
-    """Give each work-item a channel's tile, for Winograd's convolutions. False where the function has none.
+def points(schedule: Schedule, limits: SketchLimits) -> None:
+    """Give each work-item a channel's tile, for Winograd's convolutions.
 
     All points of a tile are made of the same pixels, and all pixels of the same points: each is loaded once.
     """
-    found = parts(schedule) if by_single_items(limits) else []
-    if len(found) != 1 or found[0].is_reduction:
-        return False
+    demand(by_single_items(limits))
+    found = parts(schedule)
+    demand(len(found) == 1 and not found[0].is_reduction)
     block = found[0].block
     loops = list(schedule.get_loops(block))
     if found[0].name == IMAGE:
         outer, inner = loops[1:], loops[:1]
-    elif _reads_points(schedule, block):
+    else:
+        demand(_reads_points(schedule, block))
         outer, inner = loops[:-2], list[LoopRV]()
         for loop in loops[-2:]:
             tiles, pixels = schedule.split(loop, [None, STEP])
             outer.append(tiles)
             inner.append(pixels)
-    else:
-        return False
     schedule.reorder(*outer, *inner)
     bind(schedule, outer, limits)
-    for loop in inner:
-        schedule.unroll(loop)
-    return True
+    unroll(schedule, inner)
 
 
 def _reads_points(schedule: Schedule, block: SBlockRV) -> bool:
