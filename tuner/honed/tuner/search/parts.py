@@ -334,7 +334,7 @@ def accumulate(schedule: Schedule, rest: Sequence[BlockInfo]) -> SBlockRV:
     """
     main = rest[0].block
     if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
-        set_private(schedule, main)
+        keep_in(schedule, main, "local")
         return rest[1].block
     return schedule.cache_write(main, 0, "local")
 
@@ -512,10 +512,35 @@ def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, li
     unroll_some(schedule, inner[0] if len(inner) > 1 else rest, (0, limits.tail_unroll))
 
 
-def set_private(schedule: Schedule, block: SBlockRV) -> None:
-    """Keep all outputs of a block (the value and the place of a largest element) in private memory."""
+def keep_in(schedule: Schedule, block: SBlockRV, scope: str) -> None:
+    """Keep all outputs of a block (the value and the place of a largest element) in memory of a scope."""
     for number in range(len(schedule.get(block).writes)):
-        schedule.set_scope(block, number, "local")
+        schedule.set_scope(block, number, scope)
+
+
+def compute_in(schedule: Schedule, block: SBlockRV, under: LoopRV, scope: str) -> None:
+    """Compute a block under a loop, and keep its outputs in "local" (private) or "shared" memory."""
+    schedule.compute_at(block, under, preserve_unit_loops=True)
+    keep_in(schedule, block, scope)
+
+
+def store_partial(schedule: Schedule, partial: SBlockRV, thread: LoopRV) -> SBlockRV:
+    """Have work-items compute partial sums in registers; return the block that shares them with the group."""
+    kept = schedule.cache_write(partial, 0, "local")
+    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
+    schedule.set_scope(kept, 0, "shared")
+    return kept
+
+
+def sum_steps(
+    schedule: Schedule, sums: BlockInfo, partial: SBlockRV, mine: LoopRV, limits: SketchLimits
+) -> None:
+    """Sum a work-item's steps, each of which is a sum in registers, under the loop over these steps."""
+    compute_in(schedule, sums.block, mine, "local")
+    steps, written, _ = sample_tile(schedule, below(schedule, sums.block, mine)[-1], limits.unroll)
+    schedule.unroll(written)
+    schedule.decompose_reduction(sums.block, steps)
+    schedule.decompose_reduction(partial, mine)
 
 
 def partial_results(schedule: Schedule, part: BlockInfo, most: int) -> SBlockRV | None:
@@ -532,8 +557,7 @@ def partial_results(schedule: Schedule, part: BlockInfo, most: int) -> SBlockRV 
 
 def keep_partial(schedule: Schedule, partial: SBlockRV, under: LoopRV) -> None:
     """Compute partial results under a loop in private memory, a vector of them at once."""
-    schedule.compute_at(partial, under, preserve_unit_loops=True)
-    set_private(schedule, partial)
+    compute_in(schedule, partial, under, "local")
     lanes, *rest = below(schedule, partial, under)  # TVM's rfactor makes their axis a block's first
     schedule.reorder(*rest, lanes)
     schedule.vectorize(lanes)
@@ -560,7 +584,7 @@ def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: Ske
     buffer = schedule.get(block).writes[0].source
     if elements * int(str(buffer.dtype).strip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 > limits.row_bytes:
         raise ValueError("a row is too long to be kept by one work-item")
-    set_private(schedule, block)
+    keep_in(schedule, block, "local")
 
 
 # ---- Groups that keep a Mali's cores busy ----

@@ -23,6 +23,7 @@ from honed.tuner.search.parts import (
     below,
     bind_items,
     blocks,
+    compute_in,
     demand,
     fuse,
     is_dear,
@@ -33,7 +34,7 @@ from honed.tuner.search.parts import (
     partial_results,
     sample_any,
     sample_tile,
-    set_private,
+    store_partial,
     unroll_some,
     write_out,
 )
@@ -246,8 +247,7 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     schedule.decompose_reduction(one.product.block, summed)
     _keep_rows(schedule, one, partial, under, lanes)
     kept = schedule.cache_write(one.scores.block, 0, "local")
-    schedule.compute_at(kept, under, preserve_unit_loops=True)
-    set_private(schedule, kept)
+    compute_in(schedule, kept, under, "local")
     *_, high, keys = below(schedule, kept, under)
     across, vectors, vector = _vectors(schedule, keys, lanes, limits)
     schedule.reorder(across, high, vectors, vector)
@@ -287,8 +287,7 @@ def _vectors(
 
 def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limits: SketchLimits) -> LoopRV:
     """Compute the tile of a product under a loop, in registers; return the loop over its terms."""
-    schedule.compute_at(block, at, preserve_unit_loops=True)
-    set_private(schedule, block)
+    compute_in(schedule, block, at, "local")
     *_, rows, columns, summed = below(schedule, block, at)
     outer, steps, _ = sample_tile(schedule, summed, limits.unroll)
     vectors, vector = schedule.split(columns, [None, lanes])
@@ -303,8 +302,7 @@ def _keep_rows(
     """Compute all values made from the scores, row by row, in private memory."""
     at = under
     for part, split in reversed(list(zip(one.rows, partial, strict=True))):
-        schedule.compute_at(part.block, at, preserve_unit_loops=True)
-        set_private(schedule, part.block)
+        compute_in(schedule, part.block, at, "local")
         if part is one.rows[-1]:
             at = below(schedule, part.block, under)[-2]
         if not part.is_reduction:
@@ -383,8 +381,7 @@ def _multiply_in_group(
     schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, by: GroupTile, *, copied: bool
 ) -> None:
     """Compute a work-item's tile of a product in registers, under a loop."""
-    schedule.compute_at(block, at, preserve_unit_loops=True)
-    set_private(schedule, block)
+    compute_in(schedule, block, at, "local")
     *_, rows, columns, summed = below(schedule, block, at)
     outer, steps, _ = sample_tile(schedule, summed, by.reduced)
     vectors, vector = schedule.split(columns, [None, lanes])
@@ -410,9 +407,7 @@ def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> Non
 def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadGroup) -> None:
     """Compute all values made from the scores in local memory, each row by the work-items along x."""
     for part in reversed(one.rows):
-        schedule.compute_at(part.block, under, preserve_unit_loops=True)
-        for number in range(len(schedule.get(part.block).writes)):
-            schedule.set_scope(part.block, number, "shared")
+        compute_in(schedule, part.block, under, "shared")
         *_, rows, keys = below(schedule, part.block, under)
         high, mine = schedule.split(rows, [group.high, group.rows])
         turns, wide = schedule.split(keys, [None, group.wide])
@@ -433,8 +428,7 @@ def _score(
 ) -> None:
     """Compute the scores of a group's rows into local memory."""
     kept = schedule.cache_write(one.scores.block, 0, "local")
-    schedule.compute_at(kept, under, preserve_unit_loops=True)
-    schedule.set_scope(kept, 0, "shared")
+    compute_in(schedule, kept, under, "shared")
     *_, tile, keys = below(schedule, kept, under)
     lanes = lanes_of(one.keys, most)
     high, rows = schedule.split(tile, [group.high, group.rows])
@@ -484,8 +478,7 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     schedule.decompose_reduction(product, summed)
     _score_key(schedule, one.scores, threads[kept], limits, most)
     if one.queries is not None:
-        schedule.compute_at(one.queries.block, under, preserve_unit_loops=True)
-        schedule.set_scope(one.queries.block, 0, "shared")
+        compute_in(schedule, one.queries.block, under, "shared")
         _, *both = schedule.split(below(schedule, one.queries.block, under)[-1], [None, slices, items])
         schedule.bind(fuse(schedule, both), "threadIdx.x")
 
@@ -513,9 +506,7 @@ def _sum_slices(
     schedule.bind(thread, "threadIdx.x")
     schedule.vectorize(vector)
     unroll_some(schedule, keys, (0, limits.tail_unroll))
-    kept = schedule.cache_write(partial, 0, "local")
-    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
-    schedule.set_scope(kept, 0, "shared")
+    kept = store_partial(schedule, partial, thread)
     schedule.vectorize(below(schedule, kept, thread)[-1])
     schedule.decompose_reduction(partial, keys)
     return under
@@ -526,8 +517,7 @@ def _score_key(
 ) -> None:
     """Compute the score of a work-item's key in registers, by vectors of its terms."""
     split = partial_results(schedule, scores, most)
-    schedule.compute_at(scores.block, thread, preserve_unit_loops=True)
-    set_private(schedule, scores.block)
+    compute_in(schedule, scores.block, thread, "local")
     if split is not None:
         keep_partial(schedule, split, thread)
     for block in (split, scores.block):

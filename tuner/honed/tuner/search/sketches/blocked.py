@@ -20,6 +20,7 @@ from honed.tuner.search.parts import (
     below,
     blocks,
     calls,
+    compute_in,
     contraction,
     demand,
     fuse,
@@ -27,7 +28,6 @@ from honed.tuner.search.parts import (
     part_of,
     reads_along,
     sample_tile,
-    set_private,
     sketch,
     unroll,
 )
@@ -64,8 +64,7 @@ def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     schedule.vectorize(loops.lanes)
     padded = [part for part in before if len(part.extents) == _AXES and part.extents[-1] == most]
     for part in padded:
-        schedule.compute_at(part.block, group if depthwise else loops.outside[0], preserve_unit_loops=True)
-        set_private(schedule, part.block)
+        compute_in(schedule, part.block, group if depthwise else loops.outside[0], "local")
         schedule.vectorize(schedule.get_loops(part.block)[-1])
     schedule.decompose_reduction(main.block, loops.outside[0])
     launch_others(schedule, [p for p in before if p not in padded], rest, limits, most)
@@ -225,19 +224,16 @@ def separable(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
     """Compute the second convolution's operand for a rectangle before it, block by block of channels."""
     kept = what.between or what.depthwise
-    schedule.compute_at(kept.block, group, preserve_unit_loops=True)
-    set_private(schedule, kept.block)
+    compute_in(schedule, kept.block, group, "local")
     channels = below(schedule, kept.block, group)[1]
     if what.between is not None:
-        schedule.compute_at(what.depthwise.block, channels, preserve_unit_loops=True)
-        set_private(schedule, what.depthwise.block)
+        compute_in(schedule, what.depthwise.block, channels, "local")
         _unroll_then_vectorise(schedule, below(schedule, kept.block, channels)[-_PIXEL_AXES:])
     *pixels, down, across = below(schedule, what.depthwise.block, channels)[-_PIXEL_AXES - 2 :]
     schedule.reorder(down, across, *pixels)
     _unroll_then_vectorise(schedule, [across, *pixels])
     if what.padded is not None:
-        schedule.compute_at(what.padded.block, channels, preserve_unit_loops=True)
-        set_private(schedule, what.padded.block)
+        compute_in(schedule, what.padded.block, channels, "local")
         schedule.vectorize(schedule.get_loops(what.padded.block)[-1])
     schedule.decompose_reduction(what.depthwise.block, down)
 

@@ -29,6 +29,7 @@ from honed.tuner.search.parts import (
     best_group,
     bind,
     by_single_items,
+    compute_in,
     demand,
     fuse,
     hold,
@@ -37,8 +38,9 @@ from honed.tuner.search.parts import (
     parts,
     reads_along,
     sample_tile,
-    set_private,
     sketch,
+    store_partial,
+    sum_steps,
     vectorise,
     write_out,
 )
@@ -59,8 +61,7 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
     vectorise(schedule, result, under, lanes, limits)
     write_out(schedule, tile)
-    schedule.compute_at(sums.block, blocks, preserve_unit_loops=True)
-    set_private(schedule, sums.block)
+    compute_in(schedule, sums.block, blocks, "local")
     *rows, columns, terms = below(schedule, sums.block, blocks)
     holds = by_single_items(limits)
     most_written = min(limits.unroll, _of_word(schedule, sums)) if holds else limits.unroll
@@ -100,15 +101,8 @@ def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     groups, thread = fuse(schedule, [*ones, group]), fuse(schedule, [part, item])
     schedule.bind(groups, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
-    kept = schedule.cache_write(partial, 0, "local")
-    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
-    schedule.set_scope(kept, 0, "shared")
-    schedule.compute_at(sums.block, mine, preserve_unit_loops=True)
-    set_private(schedule, sums.block)
-    steps, written, _ = sample_tile(schedule, below(schedule, sums.block, mine)[-1], limits.unroll)
-    schedule.unroll(written)
-    schedule.decompose_reduction(sums.block, steps)
-    schedule.decompose_reduction(partial, mine)
+    store_partial(schedule, partial, thread)
+    sum_steps(schedule, sums, partial, mine, limits)
     if tails and is_elementwise(tails[0], whole):
         schedule.set_scope(whole.block, 0, "shared")
         result = tails[0].block

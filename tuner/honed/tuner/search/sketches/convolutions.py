@@ -37,6 +37,7 @@ from honed.tuner.search.parts import (
     contraction,
     demand,
     fuse,
+    keep_in,
     lanes_of,
     last_axis,
     launch_others,
@@ -47,7 +48,6 @@ from honed.tuner.search.parts import (
     read_along_rows,
     reads_along,
     sample_tile,
-    set_private,
     sketch,
     step_along,
     unroll,
@@ -487,7 +487,7 @@ def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     padded = maker(schedule, main.block, image, before)
     held = padded.block if padded else schedule.cache_read(main.block, image, "local")
     if padded:
-        set_private(schedule, held)
+        keep_in(schedule, held, "local")
     schedule.compute_at(held, under, preserve_unit_loops=True)
     unroll(schedule, [*below(schedule, held, under), *window, rows, pixels, vector])
     schedule.decompose_reduction(main.block, window[0])

@@ -27,6 +27,7 @@ from honed.tuner.search.parts import (
     launch_others,
     sample_any,
     sample_tile,
+    store_partial,
     unroll_some,
     vectorise,
     write_out,
@@ -293,9 +294,7 @@ def _add_up(
     schedule.bind(group, "blockIdx.x")
     schedule.bind(part, "threadIdx.y")
     schedule.bind(thread, "threadIdx.x")
-    kept = schedule.cache_write(partial, 0, "local")
-    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
-    schedule.set_scope(kept, 0, "shared")
+    kept = store_partial(schedule, partial, thread)
     vectorise(schedule, kept, thread, shared.lanes, limits)
     if by.shared:
         copy_operands(schedule, partial, outer, by, ahead=True)

@@ -23,13 +23,14 @@ from honed.tuner.search.parts import (
     below,
     bind_items,
     blocks,
+    compute_in,
     demand,
     fuse,
     is_dear,
     part_of,
     reads_along,
     sample_tile,
-    set_private,
+    sum_steps,
     unroll_some,
 )
 from honed.tuner.search.traces import ScheduleTrace, as_module, divisors, new_schedule
@@ -189,7 +190,9 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> None:
         if sums is not None:
             slice_, *_, column = below(schedule, kept[part], under)
             bind_items(schedule, slice_, column)
-            _sum_slice(schedule, sums, slice_sums[part], column, limits)
+            schedule.compute_at(slice_sums[part], column, preserve_unit_loops=True)
+            mine = below(schedule, slice_sums[part], column)[-1]
+            sum_steps(schedule, sums, slice_sums[part], mine, limits)
             slice_, *_, column = below(schedule, part.block, under)
         else:
             *_, column, steps = below(schedule, part.block, under)
@@ -208,8 +211,7 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> None:
 def _keep(schedule: Schedule, blocks: Sequence[SBlockRV], under: LoopRV) -> None:
     """Compute blocks, of which later ones may read earlier ones, in local memory under a group's loop."""
     for block in reversed(blocks):
-        schedule.compute_at(block, under, preserve_unit_loops=True)
-        schedule.set_scope(block, 0, "shared")
+        compute_in(schedule, block, under, "shared")
 
 
 def _element_bytes(schedule: Schedule, product: _Product) -> int:
@@ -217,20 +219,6 @@ def _element_bytes(schedule: Schedule, product: _Product) -> int:
     part = product[0] or product[1]
     read = reads_along(schedule, part.block, part.spatial[-1])
     return max(int(schedule.get(part.block).reads[n].source.dtype.bits) for n in read) // 8
-
-
-def _sum_slice(
-    schedule: Schedule, sums: BlockInfo, block: SBlockRV, under: LoopRV, limits: SketchLimits
-) -> None:
-    """Sum a work-item's slice of the steps of a column in registers, each of which is a sum."""
-    schedule.compute_at(block, under, preserve_unit_loops=True)
-    mine = below(schedule, block, under)[-1]
-    schedule.compute_at(sums.block, mine, preserve_unit_loops=True)
-    set_private(schedule, sums.block)
-    steps, written, _ = sample_tile(schedule, below(schedule, sums.block, mine)[-1], limits.unroll)
-    schedule.unroll(written)
-    schedule.decompose_reduction(sums.block, steps)
-    schedule.decompose_reduction(block, mine)
 
 
 _TILES = range(2, 5)  # Number of tiles: of slices and columns, and of the terms of each step

@@ -27,6 +27,7 @@ from honed.tuner.search.parts import (
     demand,
     fuse,
     is_elementwise,
+    keep_in,
     lanes_of,
     launch_others,
     maker,
@@ -34,7 +35,6 @@ from honed.tuner.search.parts import (
     read_along_rows,
     reads_along,
     sample_tile,
-    set_private,
     sketch,
     vectorise,
     write_out,
@@ -154,7 +154,7 @@ def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockInfo
         result = schedule.cache_write(main.block, 0, "local")
         channels_last(schedule, main, what.channel, what.lanes)
     else:
-        set_private(schedule, main.block)
+        keep_in(schedule, main.block, "local")
         result = schedule.cache_write(tail.block, 0, "local")
         for part in (main, tail):
             channels_last(schedule, part, what.channel, what.lanes)
@@ -287,7 +287,7 @@ def _product_result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | No
         return schedule.cache_write(what.main, 0, "local")
     else:
         result = tail
-    set_private(schedule, what.main)
+    keep_in(schedule, what.main, "local")
     return result
 
 

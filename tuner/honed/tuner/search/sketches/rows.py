@@ -23,16 +23,17 @@ from honed.tuner.search.parts import (
     bind_alone,
     bind_items,
     by_single_items,
+    compute_in,
     demand,
     fuse,
     is_contraction,
+    keep_in,
     keep_partial,
     keep_private,
     lanes_of,
     partial_results,
     parts,
     sample_tile,
-    set_private,
     sketch,
     unroll_some,
     vectorise,
@@ -74,7 +75,7 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> Non
             keep_private(schedule, part.block, math.prod(part.extents[len(work.kept) :]), limits)
             vectorise(schedule, part.block, under, lanes_of(part.extents[-1], most), limits)
             continue
-        set_private(schedule, part.block)
+        keep_in(schedule, part.block, "local")
         split = partial[work.reductions.index(part)]
         if split is not None:
             keep_partial(schedule, split, under)
@@ -121,7 +122,7 @@ def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> None:
             *loops, columns = below(schedule, part.block, group)
             across, _ = schedule.split(columns, [sharers, None])
             bind_items(schedule, fuse(schedule, loops), across)
-            set_private(schedule, part.block)  # The budget knows how long a slice may be
+            keep_in(schedule, part.block, "local")  # The budget knows how long a slice may be
             vectorise(schedule, part.block, across, lanes, limits)
             continue
         slices, in_vectors = partial[work.reductions.index(part)]
@@ -173,8 +174,7 @@ def _in_group(
                 schedule.compute_at(one, group, preserve_unit_loops=True)
         in_vectors = partial[work.reductions.index(part)][1]
         if in_vectors is not None:
-            schedule.compute_at(in_vectors, group, preserve_unit_loops=True)
-            set_private(schedule, in_vectors)
+            compute_in(schedule, in_vectors, group, "local")
     return stored
 
 
@@ -247,7 +247,7 @@ def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> 
     for part in reversed(work.parts[:-1]):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
         if part.is_reduction:
-            set_private(schedule, part.block)
+            keep_in(schedule, part.block, "local")
         else:
             elements = math.prod(work.final.extents[n] for n in walked) * lanes
             keep_private(schedule, part.block, elements, limits)
