@@ -17,7 +17,7 @@ from honed.farm.measurer import FarmMeasurer
 from honed.jobs import events
 from honed.machine.devices import Device
 from honed.protocol.strict import Map
-from honed.tuner.records import Records
+from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession

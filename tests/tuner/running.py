@@ -22,7 +22,7 @@ from honed.machine.kernellog.reader import Reader
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records import Records
+from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import Rooflines, TuningSession

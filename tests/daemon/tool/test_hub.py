@@ -18,7 +18,8 @@ from tests.daemon.running import Service, serving
 from tests.tuner.records.test_records import FAULT, add, right
 
 pytest.importorskip("honed.tuner")
-from honed.tuner.records import MeasurementSetup, Records, TaskRecord
+from honed.tuner.records.rows import MeasurementSetup, TaskRecord
+from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]

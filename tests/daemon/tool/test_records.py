@@ -21,7 +21,8 @@ from tests.daemon.conftest import Hone
 from tests.tuner.records.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
 
 pytest.importorskip("honed.tuner")
-from honed.tuner.records import MeasurementSetup, Records, TaskRecord
+from honed.tuner.records.rows import MeasurementSetup, TaskRecord
+from honed.tuner.records.store import Records
 
 TASK = TaskRecord(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
 
@@ -164,7 +165,7 @@ def test_import_on_a_board_of_the_same_kind(hone: Hone, tmp_path: Path) -> None:
 
 def export_of(folder: Path, name: str, setups: Sequence[MeasurementSetup]) -> Path:
     """A file with two candidates of each setup."""
-    from honed.tuner.records import export_jsonl
+    from honed.tuner.records.exchange import export_jsonl
 
     file = folder / f"{name}.jsonl"
     with Records.open(folder / f"{name}.sqlite") as records, file.open("wb") as stream:

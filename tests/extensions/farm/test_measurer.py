@@ -14,8 +14,8 @@ from honed.machine.kernellog.story import FaultIncident
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
-from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.rows import Outcome, StoredOutcome
+from honed.tuner.records.store import InQuarantine, Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import bench_profile

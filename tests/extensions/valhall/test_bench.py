@@ -17,8 +17,8 @@ from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.tool.commands import tuning
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records import Records
 from honed.tuner.records.rows import Outcome, sha256
+from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,

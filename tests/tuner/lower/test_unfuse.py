@@ -21,7 +21,8 @@ from honed.tuner.compiler.compile import CompileResult, compile_file
 from honed.tuner.compiler.fusion import FusionAlternatives, describe
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.records import DefaultScheduleTime, Records
+from honed.tuner.records.rows import DefaultScheduleTime
+from honed.tuner.records.store import Records
 from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.children import SearchChild
 from honed.tuner.tune.extract import Extraction, extract

@@ -21,7 +21,8 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records import MeasurementSetup, Records
+from honed.tuner.records.rows import MeasurementSetup
+from honed.tuner.records.store import Records
 from honed.tuner.tune.children import (
     DefaultSchedule,
     LoadedTask,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.tuner.records import Records, spread
-from honed.tuner.records.exchange import LEAST_SPREAD, SPREAD
+from honed.tuner.records.exchange import LEAST_SPREAD, SPREAD, spread
+from honed.tuner.records.store import Records
 from tests.tuner.records.test_records import SETUP, WRONG, add, new, right, trace
 
 

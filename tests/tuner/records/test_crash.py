@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.errors import ResourceExhausted
-from honed.tuner.records import NewCandidate, Records, RecordState
-from honed.tuner.records.rows import sha256
+from honed.tuner.records.rows import NewCandidate, RecordState, sha256
+from honed.tuner.records.store import Records
 from tests.tuner.records.test_records import SETUP, add, new, right, trace
 
 ROOT = Path(__file__).parents[3]

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from honed.runtime.errors import Unavailable
-from honed.tuner.records import Choose, Records, RecordState, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
-from honed.tuner.records.rows import Outcome, StoredOutcome
+from honed.tuner.records.exchange import Choose, export_jsonl, import_jsonl
+from honed.tuner.records.rows import Outcome, RecordState, StoredOutcome, TaskRecord
+from honed.tuner.records.store import Records
 from tests.tuner.records.test_records import (
     FAULT,
     IDENTITY,

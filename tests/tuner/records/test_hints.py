@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 from honed.hub import layout
 from honed.protocol.params import HintFigures
 from honed.runtime.compiled.model import SearchStrategy
-from honed.tuner.records import (
-    MeasurementSetup,
-    NewCandidate,
-    Records,
-    export_jsonl,
-    import_jsonl,
-    own,
-    store,
-)
-from honed.tuner.records.rows import Verdict
+from honed.tuner.records import store
+from honed.tuner.records.exchange import export_jsonl, import_jsonl, own
+from honed.tuner.records.rows import MeasurementSetup, NewCandidate, Verdict
+from honed.tuner.records.store import Records
 from tests.tuner.records.test_records import (
     FAULT,
     NEWER_DRIVER,

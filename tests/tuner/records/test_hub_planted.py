@@ -14,7 +14,8 @@ pytest.importorskip("tvm")
 import honed.tuner
 from honed.hub import layout
 from honed.machine.devices import Device
-from honed.tuner.records import Records, export_jsonl, import_jsonl
+from honed.tuner.records.exchange import export_jsonl, import_jsonl
+from honed.tuner.records.store import Records
 from tests.tuner.liars import searched
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl, pytest.mark.slow]

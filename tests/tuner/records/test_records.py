@@ -19,17 +19,19 @@ import pytest
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.params import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from honed.tuner.records import (
-    InQuarantine,
+from honed.tuner.records import sql
+from honed.tuner.records.rows import (
     MeasurementSetup,
     NewCandidate,
-    Records,
+    Outcome,
     RecordState,
+    StoredOutcome,
     TaskRecord,
-    sql,
+    Timing,
+    Verdict,
+    sha256,
 )
-from honed.tuner.records.rows import Outcome, StoredOutcome, Timing, Verdict, sha256
-from honed.tuner.records.store import ProcessIdentity
+from honed.tuner.records.store import InQuarantine, ProcessIdentity, Records
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"

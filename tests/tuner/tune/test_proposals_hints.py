@@ -15,7 +15,7 @@ from tests.tuner.records.test_records import SETUP, add, right, trace
 
 pytest.importorskip("tvm")
 from honed.tuner.measure.candidate import Candidate
-from honed.tuner.records import Records
+from honed.tuner.records.store import Records
 from honed.tuner.tune.children import Proposals, ProposedCandidate, SearchChild, SearchFailed
 from honed.tuner.tune.task import TaskProgress, TuningTask
 from tests.tuner.records.test_hints import measured, take_in

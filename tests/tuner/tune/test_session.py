@@ -20,8 +20,16 @@ from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, Sea
 from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.compiler.schedules import read_records
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records import DefaultScheduleTime, MeasurementSetup, NewCandidate, Records
-from honed.tuner.records.rows import Outcome, StoredOutcome, Timing, Verdict
+from honed.tuner.records.rows import (
+    DefaultScheduleTime,
+    MeasurementSetup,
+    NewCandidate,
+    Outcome,
+    StoredOutcome,
+    Timing,
+    Verdict,
+)
+from honed.tuner.records.store import Records
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,

@@ -9,18 +9,9 @@ from honed.jobs import commands, events
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
-from .records import (
-    Choose,
-    MeasurementSetup,
-    ProgressRecord,
-    Records,
-    TuningRecord,
-    VersionRecord,
-    export_jsonl,
-    import_jsonl,
-    own,
-    spread,
-)
+from .records.exchange import Choose, export_jsonl, import_jsonl, own, spread
+from .records.rows import MeasurementSetup, ProgressRecord, TuningRecord, VersionRecord
+from .records.store import Records
 
 Emit = Callable[[events.News], None]
 

@@ -12,7 +12,7 @@ from honed.jobs.priorfile import SUFFIX, PriorFile
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceIdentity
 
-from .records import MeasurementSetup
+from .records.rows import MeasurementSetup
 
 # The OpenCL platform of devices whose times are predicted (`honed.valhall`). No real platform has this name,
 # so records of predictions are never used for a board.

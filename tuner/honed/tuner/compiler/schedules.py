@@ -28,7 +28,8 @@ from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
 from honed.tuner.lower.workload import form_key, function_bytes, function_flops
-from honed.tuner.records import Records, TuningRecord
+from honed.tuner.records.rows import TuningRecord
+from honed.tuner.records.store import Records
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Prior, prior_of
 from honed.tuner.search.draw import Row, ScheduleSample, SpaceSampler, features_of

@@ -15,7 +15,7 @@ from honed.protocol.params import HistoryParams, ModelParams, TuningFigures
 from honed.protocol.results import ModelHistory
 from honed.protocol.service import ModelFigures, Status
 from honed.runtime.client import Client
-from honed.tuner.records import Records
+from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for, tuning_key
 
 from .choice import TuningCandidate, TuningHistory, Unprofiled, after_hints, worth_profiling

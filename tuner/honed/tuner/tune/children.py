@@ -22,10 +22,9 @@ from honed.process.children import JobCrashed, python
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import SearchStrategy
-from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records.rows import StoredOutcome
-from honed.tuner.records.store import ProcessIdentity
+from honed.tuner.records.rows import MeasurementSetup, NewCandidate, StoredOutcome
+from honed.tuner.records.store import HINTS_PER_TASK, InQuarantine, ProcessIdentity, Records
 
 from .task import ModelTasks, TaskProgress, TuningTask
 
@@ -398,11 +397,11 @@ class Proposals:
     def __init__(
         self,
         search: SearchChild,
-        records: kept.Records,
-        setup: kept.MeasurementSetup,
+        records: Records,
+        setup: MeasurementSetup,
         *,
         ahead: bool,
-        hints: int = kept.HINTS_PER_TASK,
+        hints: int = HINTS_PER_TASK,
     ) -> None:
         """Set up the proposals; with `ahead`, batches are made while others are measured.
 
@@ -500,10 +499,10 @@ class Proposals:
             if found and found[0].candidate is not None:
                 entries += found
                 continue
-            new = kept.NewCandidate(
+            new = NewCandidate(
                 workload=task.key, setup=self._setup, trace=hint.trace, way=SearchStrategy.REVALIDATED
             )
-            with suppress(kept.InQuarantine, AlreadyExists):
+            with suppress(InQuarantine, AlreadyExists):
                 self._records.refuse(new, found[0].refused if found else why)
         return entries
 

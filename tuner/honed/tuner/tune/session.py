@@ -23,8 +23,8 @@ from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, CandidateRunner, MeasureLimits
 from honed.tuner.measure.gate import Gate
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log
-from honed.tuner.records import HINTS_PER_TASK, DefaultScheduleTime, MeasurementSetup, Records, TaskRecord
-from honed.tuner.records.rows import Outcome
+from honed.tuner.records.rows import DefaultScheduleTime, MeasurementSetup, Outcome, TaskRecord
+from honed.tuner.records.store import HINTS_PER_TASK, Records
 from honed.tuner.setup import for_defaults, setup_for
 
 from .children import BATCH, LoadedTask, NoSchedule, Proposals, Proposed, SearchChild, SearchFailed

@@ -13,9 +13,9 @@ from honed.jobs.events import Spent
 from honed.machine.kernellog.story import FaultIncident
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import SearchStrategy
-from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, CandidateRunner, Workload
-from honed.tuner.records.rows import Outcome, Verdict, sha256
+from honed.tuner.records.rows import MeasurementSetup, NewCandidate, Outcome, Verdict, sha256
+from honed.tuner.records.store import InQuarantine, Records
 
 T = TypeVar("T")
 _STARTS = 3  # Times a measuring child is started for one candidate before the device is given up
@@ -91,8 +91,8 @@ class Trials:
     def __init__(
         self,
         measurer: Callable[[Begin], CandidateRunner],
-        records: kept.Records,
-        setup: kept.MeasurementSetup,
+        records: Records,
+        setup: MeasurementSetup,
     ) -> None:
         """Open the measurer: `measurer` builds one that calls its argument before a candidate is judged."""
         self.measurer = measurer(self._begin)
@@ -160,7 +160,7 @@ class Trials:
         self._tried[candidate.id] = trace, way
         try:
             self.measurer.prepare(candidate)
-        except (kept.InQuarantine, AlreadyExists):  # Another tuner was faster
+        except (InQuarantine, AlreadyExists):  # Another tuner was faster
             self._banned.add(candidate.id)
 
     def _may_run(self, candidate: Candidate, trace: str) -> bool:
@@ -185,7 +185,7 @@ class Trials:
         known = None if best is None else best * self.speed.ratio
         try:
             verdict = self._again(lambda: self.measurer.measure(candidate, known))
-        except (kept.InQuarantine, AlreadyExists):
+        except (InQuarantine, AlreadyExists):
             return None
         number = self._flight.pop(candidate.id, None)
         if number is None:
@@ -247,7 +247,7 @@ class Trials:
         if tried is None or self.workload is None:
             return
         trace, way = tried
-        new = kept.NewCandidate(
+        new = NewCandidate(
             workload=self.workload.task,
             setup=self.setup,
             trace=trace,
