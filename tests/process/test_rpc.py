@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from honed.process import aio
-from honed.process.rpc import ChildCrashed, RpcChild, ready
+from honed.process.rpc import ChildCrashed, RpcChild
 from honed.protocol import strict
 from honed.protocol.errors import NotFound, Unavailable
 from tests.daemon.raw import packed
@@ -35,7 +35,6 @@ def test_calls_are_answered_in_their_order_and_what_is_told_is_not(child: RpcChi
     assert child.call(Add(number=2), seconds=60) == 3
     child.begin(Add(number=3))
     child.begin(Read())
-    assert ready([child], 60) == [child]
     assert child.answer(Add, 60) == 6
     assert child.answer(Read, 60) is None
 

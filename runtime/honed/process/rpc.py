@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -118,15 +117,6 @@ class RpcChild:
         """The child's process id."""
         return self._process.pid
 
-    def fileno(self) -> int:
-        """Return the descriptor of the child's socket, for `select`."""
-        return self._socket.fileno()
-
-    @property
-    def holds_more(self) -> bool:
-        """Return whether data was read beyond the last answer, which `select` does not see."""
-        return self._peer.buffered > 0
-
     def tell(self, call: Call[Any]) -> None:
         """Send a call that has no answer."""
         self._peer.notify(call.method, strict.to_plain(call))
@@ -230,12 +220,6 @@ class _Phase:
 
     phase: str
     seconds: float
-
-
-def ready(children: Sequence[RpcChild], seconds: float) -> list[RpcChild]:
-    """Return the children that have sent something, after waiting for at most `seconds`."""
-    held = [child for child in children if child.holds_more]
-    return held or select.select(children, [], [], seconds)[0]
 
 
 # ---- The child's end ----

@@ -11,18 +11,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from honed.machine import devices
 from honed.machine.opencl import cl, context
-from honed.process.children import python
+from honed.process.children import kill_group, python
 from honed.process.limits import data_bytes, limit_data
-from honed.process.rpc import ChildCrashed, RpcChild, RpcServer, by_name, connect, ready
+from honed.process.rpc import ChildCrashed, RpcChild, RpcServer, by_name, connect
 from honed.protocol.errors import HonedError
 
 from .candidate import BuildCandidate, Candidate, OpenBuilder, Workload
@@ -37,7 +37,6 @@ NO_CACHES = {
     "POCL_KERNEL_CACHE": "0",
 }
 FENCE = "fence"  # The phase in which a candidate's buffers lie against pages without access
-_AT_ONCE = 2  # Candidates sent to a child at once, so that it need not wait for us
 
 
 def cache_environment(folder: Path) -> dict[str, str]:
@@ -78,24 +77,33 @@ class Builders:
         self._opening = OpenBuilder(device=device, memory_bytes=memory_bytes)
         self._launch = launch
         self._seconds = seconds
-        self._children: list[_Builder | None] = [None] * count
-        self._queue: deque[BuildCandidate] = deque()
-        self._submitted: set[str] = set()
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="builder")
+        self._children: list[RpcChild | None] = [None] * count
+        self._free: SimpleQueue[int] = SimpleQueue()  # Places of children that build nothing
+        self._builds: dict[str, Future[None]] = {}  # By candidate id
+        self._closed = False
+        for place in range(count):
+            self._free.put(place)
         self.cache.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """End the children, and empty the cache."""
-        self.forget()
-        for builder in self._children:
-            if builder is not None:
-                builder.child.kill()
+        self._closed = True
+        for child in self._children:
+            if child is not None:
+                kill_group(child.pid)  # The thread that it builds for, if any, notices
+        self._pool.shutdown(cancel_futures=True)
+        for child in self._children:
+            if child is not None:
+                child.kill()
         shutil.rmtree(self.cache, ignore_errors=True)
 
     def forget(self) -> None:
         """Drop queued candidates, and forget built ones, before another batch."""
-        self._queue.clear()
-        self._submitted.clear()
-        if self._busy:
+        self._builds = {
+            name: build for name, build in self._builds.items() if not (build.cancel() or build.done())
+        }
+        if self._builds:
             return  # A busy child may be writing there
         for kept in self.cache.iterdir():
             if kept.is_dir():
@@ -105,81 +113,35 @@ class Builders:
         """Have candidates of `workload` built, in order; those submitted before are skipped."""
         launched = workload if self._launch else None
         for candidate in candidates:
-            if candidate.id not in self._submitted:
-                self._submitted.add(candidate.id)
-                self._queue.append(BuildCandidate(candidate=candidate, workload=launched))
-        self._pump(0.0)
+            if candidate.id not in self._builds:
+                call = BuildCandidate(candidate=candidate, workload=launched)
+                self._builds[candidate.id] = self._pool.submit(self._build, call)
 
     def was_submitted(self, candidate: Candidate) -> bool:
         """Return whether a candidate was submitted since the last `forget`."""
-        return candidate.id in self._submitted
+        return candidate.id in self._builds
 
     def wait(self, candidate: Candidate | None = None) -> None:
         """Wait until `candidate`, or every one, was built or given up."""
-        while self._waits(candidate):
-            self._pump(0.1)
+        wait(build for name, build in self._builds.items() if candidate is None or name == candidate.id)
 
-    def _waits(self, candidate: Candidate | None) -> bool:
-        if candidate is None:
-            return bool(self._queue or self._busy)
-        given = [call for builder in self._busy for call in builder.given]
-        return any(call.candidate.id == candidate.id for call in (*self._queue, *given))
-
-    @property
-    def _busy(self) -> list[_Builder]:
-        return [builder for builder in self._children if builder is not None and builder.given]
-
-    def _pump(self, seconds: float) -> None:
-        """Send queued candidates to children, and collect finished ones; wait for these at most `seconds`."""
-        self._hand_out()
-        busy = self._busy
-        if not busy:
-            return
-        answered = ready([builder.child for builder in busy], seconds)
-        for builder in busy:
-            if builder.child in answered or time.monotonic() > builder.deadline:
-                self._take_in(builder)
-        self._hand_out()
-
-    def _take_in(self, builder: _Builder) -> None:
+    def _build(self, call: BuildCandidate) -> None:
+        """Have a child build a candidate; one that crashes or takes too long is replaced for the next."""
+        place = self._free.get()
         try:
-            builder.child.answer(BuildCandidate, max(0.0, builder.deadline - time.monotonic()))
+            child = self._children[place] = self._children[place] or self._start(place)
+            if not self._closed:
+                child.call(call, seconds=self._seconds)
         except ChildCrashed:
-            self._children[self._children.index(builder)] = None
-            builder.given.popleft()
-            self._queue.extendleft(reversed(builder.given))
-            return
-        builder.given.popleft()
-        builder.deadline = time.monotonic() + self._seconds
+            self._children[place] = None
+        finally:
+            self._free.put(place)
 
-    def _hand_out(self) -> None:
-        for _ in range(_AT_ONCE):
-            for place, builder in enumerate(self._children):
-                if not self._queue:
-                    return
-                if builder is None:
-                    builder = self._children[place] = self._start(place)
-                if len(builder.given) >= _AT_ONCE:
-                    continue
-                if not builder.given:
-                    builder.deadline = time.monotonic() + self._seconds
-                builder.given.append(self._queue.popleft())
-                builder.child.begin(builder.given[-1])
-
-    def _start(self, place: int) -> _Builder:
+    def _start(self, place: int) -> RpcChild:
         log = self._folder / f"builder-{place}.log"
         child = RpcChild(BUILDER, log=log, environment=cache_environment(self.cache))
         child.tell(self._opening)
-        return _Builder(child)
-
-
-class _Builder:
-    """A child, and the candidates sent to it that it has not answered, the oldest first."""
-
-    def __init__(self, child: RpcChild) -> None:
-        self.child = child
-        self.given: deque[BuildCandidate] = deque()
-        self.deadline = 0.0  # Deadline of the oldest, by time.monotonic
+        return child
 
 
 class BuildingChild(RpcServer):
