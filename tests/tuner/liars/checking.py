@@ -12,10 +12,23 @@ from typing import ClassVar
 from honed.process.rpc import by_name, connect
 from honed.tuner.measure import timing
 from honed.tuner.measure.candidate import OpenSession
+from honed.tuner.measure.checks import AFTER_RUN, AFTER_WAIT, SUBMITTED, TIME_CLAIMS, TIMED
 from honed.tuner.measure.child import MeasuringChild
 from honed.tuner.measure.measurer import Measurer
 
 COMMAND = (sys.executable, "-m", "tests.tuner.liars.checking")
+
+# The names of all checks, in order. The last three are not functions of observations: "stale" is how the last
+# set of inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the
+# kernel log says.
+NAMES = (
+    *dict.fromkeys(
+        check.name for table in (SUBMITTED, AFTER_WAIT, TIME_CLAIMS, AFTER_RUN, TIMED) for check in table
+    ),
+    "stale",
+    "fence",
+    "clean",
+)
 
 
 class ChildOfManyChecks(MeasuringChild):

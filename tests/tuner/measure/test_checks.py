@@ -21,7 +21,6 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
     AFTER_RUN,
     AFTER_WAIT,
-    NAMES,
     ExpectedOutput,
     Finished,
     Launched,
@@ -31,6 +30,7 @@ from honed.tuner.measure.checks import (
 )
 from honed.tuner.records.rows import Outcome
 from tests.tuner.liars import honest
+from tests.tuner.liars.checking import NAMES
 
 PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=1.0)
 LIMITS = DeviceLimits(

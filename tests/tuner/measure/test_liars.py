@@ -18,12 +18,11 @@ from honed.machine.kernellog.reader import KmsgReader, Record
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import MeasureLimits, Workload
-from honed.tuner.measure.checks import NAMES
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.rows import Outcome, Verdict
 from tests.pocl import ONE
 from tests.tuner.liars import compiler_abort, honest, kinds, owned_clocks
-from tests.tuner.liars.checking import COMMAND, MeasurerOfManyChecks
+from tests.tuner.liars.checking import COMMAND, NAMES, MeasurerOfManyChecks
 
 N = honest.N
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.

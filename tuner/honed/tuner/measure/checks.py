@@ -544,15 +544,3 @@ TIME_CLAIMS: tuple[VerdictCheck[Claimed], ...] = (
 TIMED: tuple[VerdictCheck[TimedRuns], ...] = (
     VerdictCheck("anew", lambda seen: check_computed_anew(seen.fresh, seen.seconds), more_runs=4),
 )
-
-# The names of all checks, in order. The last three are not functions of observations: "stale" is how the last
-# set of inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the
-# kernel log says.
-NAMES = (
-    *dict.fromkeys(
-        check.name for table in (SUBMITTED, AFTER_WAIT, TIME_CLAIMS, AFTER_RUN, TIMED) for check in table
-    ),
-    "stale",
-    "fence",
-    "clean",
-)
