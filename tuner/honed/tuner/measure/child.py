@@ -339,7 +339,7 @@ class _Examination:
         self._announce("time", allowed)
         answers = self._answers()
         for i in self._loaded.workload.outputs:
-            self._loaded.memory[i].poison_inside(session.queue, self._poison)
+            self._loaded.memory[i].poison(session.queue, self._poison, bands=False)
         # A processor has just compiled the candidate, so its clock is up.
         if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
@@ -428,7 +428,7 @@ class _Examination:
         """Run again on the present inputs, with caches as warm as when timed, and check the result."""
         session = self._session
         for i in self._loaded.workload.outputs:
-            self._loaded.memory[i].poison_inside(session.queue, self._poison)
+            self._loaded.memory[i].poison(session.queue, self._poison, bands=False)
         session.queue.finish()
         self._announce("run", session.limits.run_seconds + _SLACK)
         run = runnable.run(session.read)

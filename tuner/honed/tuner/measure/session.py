@@ -50,14 +50,11 @@ class GuardedBuffer:
         self.buffer: Any = self._allocation.get_sub_region(GUARD_BYTES, max(self.nbytes, _LEAST_BYTES))
         self._host: Bytes = np.empty(self._whole, np.uint8)
 
-    def poison(self, queue: Any, byte: int) -> None:
-        """Fill the tensor and its bands, without waiting."""
-        cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), 0, self._whole)
-
-    def poison_inside(self, queue: Any, byte: int) -> None:
-        """Fill the tensor (and its padding), without waiting."""
-        size = _pad(self.nbytes)
-        cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), GUARD_BYTES, size)
+    def poison(self, queue: Any, byte: int, *, bands: bool = True) -> None:
+        """Fill the tensor (and its padding), with `bands` these too, without waiting."""
+        start = 0 if bands else GUARD_BYTES
+        size = self._whole - 2 * start
+        cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), start, size)
 
     def write(self, queue: Any, array: NDArray[Any]) -> None:
         """Copy the tensor in, and wait."""

@@ -389,8 +389,7 @@ def time_candidate(
             return refusal
         if _enough(turns, limits, time.perf_counter() - began, slow, clock):
             break
-    found = interval(turns.runs)
-    return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
+    return interval(turns.runs)
 
 
 def _enough(turns: InterleavedTiming, limits: MeasureLimits, elapsed: float, slow: bool, clock: int) -> bool:
@@ -400,25 +399,14 @@ def _enough(turns: InterleavedTiming, limits: MeasureLimits, elapsed: float, slo
         return True
     if elapsed >= limits.timing_seconds and len(turns) >= limits.few_repeats:
         return True
-    runs = turns.runs
-    return turns.clock >= clock and len(runs) >= LEAST and interval(runs).spread <= limits.precision
+    if turns.clock < clock or len(turns.runs) < LEAST:
+        return False
+    found = interval(turns.runs)
+    spread = max(found.high_s - found.median_s, found.median_s - found.low_s)
+    return spread <= limits.precision * found.median_s
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A median with its confidence interval, in the unit of the samples."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def spread(self) -> float:
-        """The larger distance from the median to an end, as a share of the median."""
-        return max(self.high - self.median, self.median - self.low) / self.median if self.median else math.inf
-
-
-def interval(samples: Sequence[float]) -> Interval:
+def interval(samples: Sequence[float]) -> Timing:
     """Return the median of one or more samples, between the order statistics that enclose it with 95 %.
 
     The number of samples below the true median is binomial with p = 1/2, whatever their distribution
@@ -427,7 +415,12 @@ def interval(samples: Sequence[float]) -> Interval:
     """
     ordered = sorted(samples)
     skip = _samples_to_skip(len(ordered))
-    return Interval(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
+    return Timing(
+        median_s=statistics.median(ordered),
+        low_s=ordered[skip],
+        high_s=ordered[-1 - skip],
+        repeats=len(ordered),
+    )
 
 
 @functools.cache
