@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, BinaryIO, Final, Literal, NoReturn
+from typing import BinaryIO, Final, Literal, NoReturn
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
@@ -32,11 +32,6 @@ from .store import Records
 Choose = Callable[[Records, MeasurementSetup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20
-# Fields that a line and a row of the records share by name.
-_SAME = (
-    "workload", "trace", "state", "outcome", "reason", "story", "source_sha256", "created_s", "finished_s",
-    "measured_by",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +101,8 @@ def import_jsonl(
             except (strict.SchemaError, InvalidArgument) as error:
                 refused.append(f"line {number}: {error}")
                 continue
-            if put(line_setup(line), _task(line), _values(line)):
+            values = {**asdict(line), "trace_sha256": sha256(line.trace), **timing_values(line.timing)}
+            if put(line_setup(line), _task(line), values):
                 added += 1
             else:
                 merged += 1
@@ -206,11 +202,6 @@ def _task(line: Line) -> TaskRecord | None:
     if line.name is None or line.flops is None or line.bytes is None:
         return None
     return TaskRecord(workload=line.workload, name=line.name, flops=line.flops, bytes=line.bytes)
-
-
-def _values(line: Line) -> dict[str, Any]:
-    same = {name: getattr(line, name) for name in _SAME}
-    return {**same, "trace_sha256": sha256(line.trace), **timing_values(line.timing)}
 
 
 SPREAD: Final = 24  # Candidates of a workload

@@ -426,7 +426,7 @@ class Records:
 
     @contextmanager
     def importing(self) -> Iterator[Callable[[MeasurementSetup, TaskRecord | None, Mapping[str, Any]], bool]]:
-        """Yield a function that imports one candidate, given its values by column.
+        """Yield a function that imports one candidate, given its values by column, and others.
 
         All imports succeed or none does. The function returns False where the candidate was here already (see
         exchange.import_jsonl).
@@ -434,7 +434,7 @@ class Records:
         sources = set[str]()  # Hubs that the records come from
 
         def put(setup: MeasurementSetup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
-            here = self._here(setup, **values)
+            here = {**values, **self._here(setup)}
             self._add_device(setup)
             if source_of(values["measured_by"]):
                 sources.add(values["measured_by"])
