@@ -76,7 +76,7 @@ def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float
     threads = os.cpu_count() or 1
     tuned: list[tuning.Tuned] = []
     with Measurer(spec, profile, limits, command=tuning.CACHED) as measurer:
-        bench = tuning.Bench(profile, measurer, workers, CostModel(WIDTH, threads), place, threads)
+        bench = tuning.Bench(profile, measurer, workers, CostModel(WIDTH), place, threads)
         for shape in SHAPES:
             related = _related(tuned[-1], shape) if tuned else []
             tuned.append(tuning.tune(bench, shape, seconds, related))

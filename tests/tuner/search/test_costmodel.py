@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,13 +38,14 @@ def test_a_prior_speaks_until_it_has_learned(tmp_path: Path) -> None:
         def predict(self, features: np.ndarray) -> np.ndarray:
             return -features[:, 1]
 
-    model = CostModel(WIDTH, prior=Prior())
+    prior: Any = Prior()
+    model = CostModel(WIDTH, prior)
     features, _ = samples(3, 1)
     np.testing.assert_array_equal(model.predict(features), -features[:, 1])
     model.add("task", *samples(120, 0))
     model.train()
     np.testing.assert_array_equal(model.predict(features), trained().predict(features))
-    assert CostModel.load(tmp_path / "none.npz", WIDTH, prior=Prior()).trained
+    assert CostModel.load(tmp_path / "none.npz", WIDTH, prior).trained
 
 
 def test_it_ranks_what_it_has_not_seen() -> None:

@@ -182,9 +182,9 @@ def test_mesa_25_adds_sixteen_terms_up_before_the_sum_that_a_loop_carries(
     drawing = SpaceSampler(dense(m, 256, k, "float16"), one, seed=1)
     (row,) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
     assert [tile.factors[-1] for _, tile in row.drawn.tiles] == expected
-    played = drawing.play(row)
+    played = drawing.schedule_of(row)
     assert played is not None
-    source = lower_function(played, "main", target_for(one), one).source
+    source = lower_function(played.mod["main"], "main", target_for(one), one).source
     turn = re.search(r"  for .*?\n  }", source, re.DOTALL)
     assert turn is not None
     rows, *_, steps, turns = expected
@@ -234,9 +234,9 @@ def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
     rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
     assert {row.drawn.tiles[0][1].factors[-1] for row in rows} <= {4, 8}
     for row in rows:
-        played = drawing.play(row)
+        played = drawing.schedule_of(row)
         assert played is not None
-        lower_function(played, "main", target_for(one), one)
+        lower_function(played.mod["main"], "main", target_for(one), one)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +270,9 @@ def test_mesa_26_unrolls_no_sums_over_short_rows(
     one, func = bench_profile("mali-g610", mesa), dense(112, columns, 336, "float16")
     drawing = SpaceSampler(func, one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
-    played = drawing.play(first)
+    played = drawing.schedule_of(first)
     assert played is not None
-    source = lower_function(played, "main", target_for(one), one).source
+    source = lower_function(played.mod["main"], "main", target_for(one), one).source
     assert re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source) == turns
 
 
@@ -288,9 +288,9 @@ def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str)
     one = bench_profile("mali-g610", "26.2")
     drawing = SpaceSampler(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch))
-    played = drawing.play(first)
+    played = drawing.schedule_of(first)
     assert played is not None
-    source = lower_function(played, "main", target_for(one), one).source
+    source = lower_function(played.mod["main"], "main", target_for(one), one).source
     assert re.findall(r"for \(int \w+ = (.+?); \w+ < 16;", source) == [start]
 
 
@@ -314,10 +314,10 @@ def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> 
     one = imagined("gpu")
     drawing = SpaceSampler(dense(m, n, k), one, seed=1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
-    played = [(row, func) for row in rows if (func := drawing.play(row)) is not None]
+    played = [(row, made) for row in rows if (made := drawing.schedule_of(row)) is not None]
     assert played
-    for row, func in played:
-        assert groups_of(row.drawn) == max(groups for _, groups in launches_of(func))
+    for row, made in played:
+        assert groups_of(row.drawn) == max(groups for _, groups in launches_of(made.mod["main"]))
 
 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:

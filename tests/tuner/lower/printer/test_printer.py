@@ -157,9 +157,9 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     profile = imagined("mali")
     drawing = SpaceSampler(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.rows_of(sketch)]
-    func = drawing.play(min(rows, key=lambda row: held_clocks(row.drawn)))
-    assert func is not None
-    source = lower_function(func, "f", target_for(profile), profile).source
+    made = drawing.schedule_of(min(rows, key=lambda row: held_clocks(row.drawn)))
+    assert made is not None
+    source = lower_function(made.mod["main"], "f", target_for(profile), profile).source
     assert len(re.findall(r"\buint4 (.*);", source)) == (words > 0)
     added = re.findall(r"(\w+) = as_uint4\(as_half8\(\1\) \+ (\w+_part\w*)\);", source)
     assert len(added) == words

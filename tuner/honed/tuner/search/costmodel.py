@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +43,9 @@ _PARAMETERS = {
     "min_child_weight": 1,
     "tree_method": "hist",
     "verbosity": 0,
+    "nthread": 1,
+    "seed": 0,
 }
-
-
-class Scores(Protocol):
-    """A scorer of candidates before anything was learned on the device."""
-
-    def predict(self, features: Array) -> Array:
-        """Return scores [n] of features [n, width]."""
 
 
 class CostModel:
@@ -61,11 +56,10 @@ class CostModel:
     to avoid similar ones.
     """
 
-    def __init__(self, width: int, threads: int = 1, prior: Scores | None = None) -> None:
+    def __init__(self, width: int, prior: Prior | None = None) -> None:
         """Set up an empty model; `width` is the length of a feature vector."""
         self.width = width
         self._prior = prior
-        self._threads = threads
         self._features = np.empty((0, width), np.float32)
         self._seconds = np.empty(0, np.float64)  # Infinity for those refused
         self._tasks = np.empty(0, np.str_)
@@ -95,8 +89,7 @@ class CostModel:
         import xgboost
 
         data = xgboost.DMatrix(self._features, label=scores)
-        parameters = _PARAMETERS | {"nthread": self._threads, "seed": 0}
-        self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
+        self._booster = xgboost.train(_PARAMETERS, data, num_boost_round=_ROUNDS)
 
     def predict(self, features: Array) -> Array | None:
         """Return scores [n] of features [n, width]; None while untrained, without a prior."""
@@ -118,12 +111,12 @@ class CostModel:
             np.savez_compressed(file, features=self._features, seconds=self._seconds, tasks=self._tasks)
 
     @classmethod
-    def load(cls, path: Path, width: int, threads: int = 1, prior: Scores | None = None) -> CostModel:
+    def load(cls, path: Path, width: int, prior: Prior | None = None) -> CostModel:
         """Return the trained model stored in `path`; an empty one if there is none or its features differ.
 
         Raises ValueError or OSError where the file cannot be read as a cost model.
         """
-        model = cls(width, threads, prior)
+        model = cls(width, prior)
         if not path.exists():
             return model
         with np.load(path, allow_pickle=False) as kept:

@@ -122,11 +122,6 @@ class SpaceSampler:
             if sum(str(inst.kind.name) == step for inst in self._space[number].trace.insts) >= times
         ]
 
-    def play(self, row: Row) -> tirx.PrimFunc | None:
-        """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
-        schedule = self.schedule_of(row)
-        return None if schedule is None else schedule.mod["main"]
-
     def schedule_of(self, row: Row) -> Schedule | None:
         """Return the schedule with the numbers of a table's row; None where they do not fit."""
         schedule = self._begin(row.beginning).copy()
