@@ -71,8 +71,6 @@ class TuningPass:
         """End after the candidate being measured; call this from a signal handler."""
         self._stopping = True
         self._gate.close()
-        if self._opened is not None:
-            self._opened.session.stop()
 
     def run(self, history: TuningHistory) -> TuningHistory:
         """Tune, publish, and return the updated history.
@@ -96,8 +94,6 @@ class TuningPass:
             self._opened = opened
             hints = opened.records.latest_hint(self._plan.name)
             session = opened.session
-            if self._stopping:
-                session.stop()
             session.run(
                 lambda: opened.search.extract(
                     self._source,
@@ -112,7 +108,7 @@ class TuningPass:
                 return history
             return after_pass(
                 history,
-                finished=not session.stopped,
+                finished=not (session.stopped or self._stopping),
                 headroom=headroom(session.tasks),
                 tasks=headrooms(session.tasks),
                 hints=hints,
