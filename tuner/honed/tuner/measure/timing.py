@@ -21,7 +21,7 @@ from .candidate import Candidate, MeasureLimits
 from .checks import AFTER_WAIT, Finished, Launched, Refusal, Waited, first_refusal, private_memory
 
 Reader = Callable[[Any], Launched]
-_Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # Kernel, work-items, those of a group
+_Command = tuple[Any, tuple[int, ...], tuple[int, int, int]]  # Kernel, work-items, those of a group
 
 
 class BoundCandidate:
@@ -48,11 +48,7 @@ class BoundCandidate:
         for n, launch in enumerate(candidate.launches):
             kernel = cl.Kernel(program, launch.entry)
             kernel.set_args(*(buffers[index] for index in launch.args))
-            size = (
-                launch.grid[0] * launch.block[0],
-                launch.grid[1] * launch.block[1],
-                launch.grid[2] * launch.block[2],
-            )
+            size = tuple(groups * items for groups, items in zip(launch.grid, launch.block, strict=True))
             (self._prepared if n in prepared else self._commands).append((kernel, size, launch.block))
 
     def __len__(self) -> int:
@@ -356,11 +352,8 @@ class InterleavedTiming:
         for mark, events in taken:
             launched = tuple(self._read(event) for event in events)
             measured = self._read(mark)
-            run, yardstick = (
-                Finished(launched, wall).seconds / schedule.runs,
-                Finished((measured,), wall).seconds,
-            )
-            self._samples.append(_Sample(run, yardstick, steady))
+            run = Finished(launched, wall).seconds / schedule.runs
+            self._samples.append(_Sample(run, Finished((measured,), wall).seconds, steady))
             everything += [measured, *launched]
         self.last = Finished(tuple(everything), wall)
 

@@ -199,13 +199,11 @@ class SearchFailed(Exception):
     """Raised when the search of a task failed, crashed or hung; the text says how.
 
     Other tasks may still be loaded.
-
-    `killed`: the process was ended by SIGKILL, so the task is not at fault.
     """
 
-    def __init__(self, text: str, *, killed: bool = False) -> None:
-        super().__init__(text)
-        self.killed = killed
+
+class SearchKilled(SearchFailed):
+    """Raised when the process was ended by SIGKILL, so that the task is not at fault."""
 
 
 class NoSchedule(SearchFailed):
@@ -287,14 +285,12 @@ class SearchChild:
 
     def _extract(self, call: Call[ModelTasks]) -> ModelTasks:
         """Return the answer; ask once more where a signal from elsewhere ended the child."""
-        for last in (False, True):
-            try:
+        try:
+            with suppress(SearchKilled):
                 return self._ask(call, self._deadlines.extract)
-            except SearchFailed as broke:
-                if last or not broke.killed:
-                    text = f"the compiler broke while it extracted the model's tasks: {broke}"
-                    raise Internal(text) from broke
-        raise AssertionError("the loop above returns or raises")
+            return self._ask(call, self._deadlines.extract)
+        except SearchFailed as broke:
+            raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
 
     def load(self, task: TuningTask) -> LoadedTask:
         """Load a task. Raises SearchFailed, as all methods below do."""
@@ -346,7 +342,8 @@ class SearchChild:
             return ask(self._start())
         except ChildCrashed as ended:
             self._child = None
-            raise SearchFailed(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
+            kind = SearchKilled if ended.death.killed else SearchFailed
+            raise kind(f"the compiler ended: {ended}") from ended
         except ModelRefused:
             raise
         except HonedError as error:
