@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -222,30 +222,20 @@ class PrepareCandidate(Call[None]):
     candidate: Candidate
 
 
-@dataclass(slots=True)
-class Examined:
-    """The result of a candidate.
-
-    `tainted`: the device's state cannot be relied on any more. `ran_at`: when its first run ended, by
-    time.monotonic; None where there was none. `spent`: wall seconds by phase.
-    """
-
-    verdict: Verdict
-    tainted: bool
-    ran_at: float | None
-    spent: dict[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The result of a candidate, and the device's peaks now.
 
-    `worn`: the child has grown and is to be replaced.
+    `ran_at`: when its first run ended, by time.monotonic; None where there was none. `spent`: wall seconds by
+    phase. `spoilt`: the child is to be replaced, because it has grown, or the device's state cannot be relied
+    on any more.
     """
 
-    examined: Examined
+    verdict: Verdict
+    ran_at: float | None
+    spent: dict[str, float]
     peaks: DevicePeaks
-    worn: bool
+    spoilt: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ from honed.tuner.records.rows import Outcome, Verdict
 from . import checks
 from .candidate import (
     Candidate,
-    Examined,
     LoadWorkload,
     MeasureCandidate,
     Measured,
@@ -119,14 +118,15 @@ class MeasuringChild(RpcServer):
         session, loaded = self.session, self.session.loaded
         assert loaded is not None, "a workload must be loaded before a candidate is measured"
         examination = _Examination(session, loaded, call.candidate, call.give_up)
-        examined = Examined(
-            verdict=examination.verdict(),
-            tainted=examination.tainted,
+        verdict = examination.verdict()
+        worn = data_bytes() - self._loaded_at > session.limits.memory_bytes * _WORN
+        return Measured(
+            verdict=verdict,
             ran_at=examination.ran_at,
             spent=examination.spent,
+            peaks=session.peaks,
+            spoilt=worn or examination.tainted,
         )
-        worn = data_bytes() - self._loaded_at > session.limits.memory_bytes * _WORN
-        return Measured(examined=examined, peaks=session.peaks, worn=worn)
 
     METHODS = by_name(
         {OpenSession: _open, LoadWorkload: _load, PrepareCandidate: _prepare, MeasureCandidate: _measure}

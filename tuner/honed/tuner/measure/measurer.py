@@ -372,11 +372,10 @@ class Measurer:
             self._stop()
             return Verdict(outcome=Outcome.RUN, reason=str(failed)), False
         self._watch.record_end()
-        examined = answer.examined
-        self.spent = examined.spent
+        self.spent = answer.spent
         self._profile = replace(self._profile, peaks=answer.peaks)
-        verdict = self._check_log(candidate, examined.verdict, examined.ran_at)
-        if examined.tainted or answer.worn or verdict.outcome is Outcome.FAULT:
+        verdict = self._check_log(candidate, answer.verdict, answer.ran_at)
+        if answer.spoilt or verdict.outcome is Outcome.FAULT:
             self._stop()
         return verdict, False
 

@@ -21,6 +21,7 @@ from .parts import (
     part_of,
     reads_along,
     step_along,
+    unroll,
 )
 
 
@@ -99,8 +100,7 @@ def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: Sket
     outputs, vector = schedule.split(outputs, [None, lanes])
     schedule.reorder(outputs, inputs, *window, vector)
     bind_alone(schedule, fuse(schedule, [outputs, inputs]), limits)
-    for loop in window:
-        schedule.unroll(loop)
+    unroll(schedule, window)
     schedule.vectorize(vector)
 
 

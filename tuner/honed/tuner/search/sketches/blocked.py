@@ -240,8 +240,7 @@ def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
 
 def _unroll_then_vectorise(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
     """Unroll, then vectorise: `write_out` in the other order, which recorded schedules have."""
-    for loop in loops[:-1]:
-        schedule.unroll(loop)
+    unroll(schedule, loops[:-1])
     schedule.vectorize(loops[-1])
 
 

@@ -36,6 +36,7 @@ from honed.tuner.search.parts import (
     reads_along,
     sample_tile,
     sketch,
+    unroll,
     vectorise,
     write_out,
 )
@@ -161,8 +162,7 @@ def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockInfo
         schedule.reverse_compute_at(tail.block, under, preserve_unit_loops=True)
         _in_lanes(schedule, tail.block, under, what)
     schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
-    for loop in below(schedule, result, under):
-        schedule.unroll(loop)
+    unroll(schedule, below(schedule, result, under))
 
 
 def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolution) -> None:
@@ -310,8 +310,7 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
     schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
     if what.multiples[what.columns] == 1:
         vectorise(schedule, result, under, what.lanes, limits)
-    for loop in (written, *tile):
-        schedule.unroll(loop)
+    unroll(schedule, [written, *tile])
     schedule.vectorize(lanes)
     schedule.decompose_reduction(what.main, terms)
 
