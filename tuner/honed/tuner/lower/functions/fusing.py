@@ -11,9 +11,9 @@ import numpy as np
 from tvm import ir, relax, s_tir, tirx
 from tvm.ir import IRModule
 
-from honed.tuner.lower.statements import loads, nodes, reduced_axes
+from honed.tuner.lower.statements import is_call, loads, nodes, reduced_axes
 
-from .views import bindings, cut_at, extents, is_call, is_fixed, readers, variables
+from .views import bindings, cut_at, extents, is_fixed, readers, variables
 
 # The operators that each call of a fused module computes. Fusing makes new functions, one for all equal
 # calls, and new variables. The operators of a call are found by following it into its function: an operator
@@ -25,41 +25,27 @@ Known = dict[relax.Var, Hashable]
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
     """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
-    operators: dict[Hashable, relax.Var] = {}
-    alike: Known = {}  # Views of one value are equal operators
-    for binding in bindings(plain):
-        if isinstance(binding.value, relax.Call):
-            alike[binding.var] = operators.setdefault(_operator(binding.value, alike), binding.var)
-    known: Known = {}
-    found: dict[relax.Var, tuple[relax.Var, ...]] = {}
-    for binding in bindings(fused["main"]):
-        value = binding.value
-        if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
-            function = fused[value.op]
-            within: Known = {p: _key(a, known) for p, a in zip(function.params, value.args, strict=True)}
-            found[binding.var] = _follow(function, within, operators)
-            known[binding.var] = _key(function.body.body, within)
-        elif isinstance(value, relax.Call):
-            known[binding.var] = operator = operators.get(_operator(value, known), binding.var)
-            found[binding.var] = (operator,)
-        else:
-            known[binding.var] = _key(value, known)
-    return found
+    operators: dict[Hashable, relax.Var] = {}  # Views of one value are equal operators
 
+    def follow(function: relax.Function, keys: Known) -> Traced:
+        """Return the operators of a function whose parameters are known, and add its variables to `keys`."""
+        found: dict[relax.Var, tuple[relax.Var, ...]] = {}
+        for binding in bindings(function):
+            var, value = binding.var, binding.value
+            if not isinstance(value, relax.Call):
+                keys[var] = _key(value, keys)
+            elif isinstance(value.op, ir.GlobalVar):
+                called = fused[value.op]
+                within: Known = {p: _key(a, keys) for p, a in zip(called.params, value.args, strict=True)}
+                found[var] = tuple(one for made in follow(called, within).values() for one in made)
+                keys[var] = _key(called.body.body, within)
+            else:
+                operator = keys[var] = operators.setdefault(_operator(value, keys), var)
+                found[var] = (operator,)
+        return found
 
-def _follow(
-    function: relax.Function, keys: Known, operators: Mapping[Hashable, relax.Var]
-) -> tuple[relax.Var, ...]:
-    """Return the operators of a function whose parameters are known, and add its variables to `keys`."""
-    found = []
-    for binding in bindings(function):
-        if isinstance(binding.value, relax.Call):
-            operator = operators.get(_operator(binding.value, keys), binding.var)
-            keys[binding.var] = operator
-            found.append(operator)
-        else:
-            keys[binding.var] = _key(binding.value, keys)
-    return tuple(found)
+    follow(plain, {})
+    return follow(fused["main"], {})
 
 
 def rebind(
@@ -234,11 +220,14 @@ class _Graph:
         moved.
         """
         others = set(group) - {var}
-        parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
-        if not parts:
+        launched = {one for one in others if not self._reshapes(one)}
+        if not launched:
             return True
-        before = self._before(var, others)
-        return not move.cuts and len(parts) == 1 and parts[0] <= before
+        given = {one: others.intersection(self.given.get(one, ())) for one in (var, *others)}
+        joined = _reach(
+            [next(iter(launched))], lambda one: given[one] | {two for two in others if one in given[two]}
+        )
+        return not move.cuts and launched <= joined <= _reach([var], given.__getitem__)
 
     def _is_given(self, var: relax.Var) -> bool:
         """Return whether a variable is an input, an output or a constant of the model, perhaps reshaped."""
@@ -249,30 +238,14 @@ class _Graph:
     def _reshapes(self, var: relax.Var) -> bool:
         return var in self.calls and str(getattr(self.calls[var].op, "name", "")) in _RESHAPES
 
-    def _components(self, among: set[relax.Var]) -> Iterator[set[relax.Var]]:
-        """Yield groups of variables that read each other."""
-        left = set(among)
-        beside: dict[relax.Var, set[relax.Var]] = {var: set() for var in among}
-        for var in among:
-            for one in self.given.get(var, ()):
-                if one in among:
-                    beside[var].add(one)
-                    beside[one].add(var)
-        while left:
-            found, new = set[relax.Var](), {left.pop()}
-            while new:
-                found |= new
-                new = {two for one in new for two in beside[one]} - found
-            left -= found
-            yield found
 
-    def _before(self, var: relax.Var, among: set[relax.Var]) -> set[relax.Var]:
-        """Return the variables among `among` that a variable is computed from."""
-        found, new = set[relax.Var](), {var}
-        while new:
-            new = {two for one in new for two in self.given.get(one, ()) if two in among} - found
-            found |= new
-        return found
+def _reach(start: Iterable[relax.Var], steps: Callable[[relax.Var], Iterable[relax.Var]]) -> set[relax.Var]:
+    """Return the variables that some number of steps leads to, none included."""
+    found, new = set[relax.Var](), set(start)
+    while new:
+        found |= new
+        new = {two for one in new for two in steps(one)} - found
+    return found
 
 
 def _find_join(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
@@ -319,11 +292,8 @@ def _with_functions(module: IRModule, moves_by_var: Mapping[relax.Var, Move | No
 def result_variables(module: IRModule) -> set[relax.Var]:
     """Return the variables from which the result of `main` is made without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
-    found, new = set[relax.Var](), set(variables(module["main"].body.body))
-    while new:
-        found |= new
-        new = {two for one in new if one in made for two in variables(made[one])} - found
-    return found
+    result = variables(module["main"].body.body)
+    return _reach(result, lambda one: variables(made[one]) if one in made else ())
 
 
 # Chains of functions as one function, which TVM fuses only separately: attentions, convolutions of each
@@ -394,40 +364,58 @@ class Chain:
         return tuple(str(one.name_hint) for one in self.functions), tuple(read)
 
 
-def join_functions(
-    module: IRModule, joins: Joins, *, rows: bool
-) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
+def join_functions(module: IRModule, joins: Joins, *, rows: bool) -> tuple[IRModule, Traced]:
     """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
     With `rows` there are chains of products of one row, and of attentions of few rows with the calls that
     make these. Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
-    builder = relax.BlockBuilder(module)
-    names: dict[_Form, ir.GlobalVar | None] = {}
-    chains: dict[relax.Var, Chain] = {}
-    taken: set[relax.Var] = set()
+    chains = list(_chains(module, rows=rows))
     alike: dict[_Form, list[Chain]] = {}
-    for chain in (found := list(_chains(module, rows=rows))):
+    for chain in chains:
         alike.setdefault(chain.form, []).append(chain)
-    calls = _calls(module["main"])
-    for chain in found:
-        if not taken.isdisjoint(binding.var for binding in chain.bindings):
+    calls = list(_calls(module["main"]).values())
+
+    def join(chain: Chain) -> tuple[str, tirx.PrimFunc] | None:
+        forms = _forms(module, alike[chain.form], calls)
+        return (forms.fused.name, forms.fused.func) if joins(forms) else None
+
+    return replace_chains(module, chains, join)
+
+
+def replace_chains(
+    module: IRModule, chains: Iterable[Chain], join: Callable[[Chain], tuple[str, tirx.PrimFunc] | None]
+) -> tuple[IRModule, Traced]:
+    """Return a module in which each chain of `main` is one call, of the function that `join` names and gives.
+
+    Chains of one form have the same function. A chain stays where there is none, or where one of its calls is
+    in an earlier chain. Also return, by the variable of each such call, the variables that it replaces.
+    """
+    builder = relax.BlockBuilder(module)
+    functions: dict[_Form, ir.GlobalVar | None] = {}
+    new: dict[relax.Var, Sequence[relax.Binding]] = {}
+    replaced: dict[relax.Var, tuple[relax.Var, ...]] = {}
+    for chain in chains:
+        calls = tuple(binding.var for binding in chain.bindings)
+        if not new.keys().isdisjoint(calls):
             continue
-        if chain.form not in names:
-            forms = _forms(module, alike[chain.form], list(calls.values()))
-            names[chain.form] = builder.add_func(forms.fused.func, forms.fused.name) if joins(forms) else None
-        if names[chain.form] is not None:
-            chains[chain.bindings[-1].var] = chain
-            taken.update(binding.var for binding in chain.bindings)
-    if not chains:
+        if chain.form not in functions:
+            joined = join(chain)
+            functions[chain.form] = None if joined is None else builder.add_func(joined[1], joined[0])
+        if functions[chain.form] is None:
+            continue
+        var, results = calls[-1], chain.results
+        fields: list[relax.Binding] = []
+        if len(results) > 1:
+            var = relax.Var("joined", relax.TupleType([one.ty for one in results]))
+            fields = [relax.VarBinding(one, relax.TupleGetItem(var, n)) for n, one in enumerate(results)]
+        call = relax.call_tir(functions[chain.form], chain.inputs, [one.ty for one in results])
+        new |= dict.fromkeys(calls, ()) | {calls[-1]: [relax.VarBinding(var, call), *fields]}
+        replaced[var] = calls
+    if not replaced:
         return module, {}
-    new = {
-        var: [relax.VarBinding(var, relax.call_tir(names[chain.form], chain.inputs, var.ty))]
-        for var, chain in chains.items()
-    }
-    changed = rebind(module["main"], lambda one: new.get(one.var, [] if one.var in taken else [one]))
+    changed = rebind(module["main"], lambda one: new.get(one.var, [one]))
     builder.update_func(module.get_global_var("main"), changed)
-    replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
 
 
@@ -536,12 +524,7 @@ def _axes(binding: relax.VarBinding) -> int:
 
 def _calls(main: relax.Function) -> dict[relax.Var, relax.VarBinding]:
     """Return the calls of functions, by their variables."""
-    return {
-        binding.var: binding
-        for binding in bindings(main)
-        if isinstance(binding.value, relax.Call)
-        and str(getattr(binding.value.op, "name", "")) == "relax.call_tir"
-    }
+    return {binding.var: binding for binding in bindings(main) if is_call(binding.value, "relax.call_tir")}
 
 
 def _function(binding: relax.VarBinding) -> ir.GlobalVar:

@@ -15,7 +15,7 @@ from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.statements import reduced_axes
+from honed.tuner.lower.statements import is_call, reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, sorting, updates, winograd
@@ -23,7 +23,7 @@ from .dots import multiply_bytes
 from .fusing import Joins, Traced, fuse, fuse_without_moves, join_functions, never
 from .layouts import block_channels, block_lanes
 from .packed import multiply_packed
-from .views import annotate_views, bindings, is_call, read_by_strides
+from .views import annotate_views, bindings, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Most operators in a function. Those of models have 20 at most (LightGlue); TVM's code for a hundred slices

@@ -20,8 +20,9 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.statements import is_call
 
-from .views import PRODUCT, bindings, extents, is_call, is_fixed
+from .views import PRODUCT, bindings, extents, is_fixed
 
 _WORD = 32  # Bits, as models are normalised
 _MOST_ZERO = 255  # Largest zero point that is added exactly to a float of 2^10 and more

@@ -6,17 +6,17 @@ buffer (`honed.tuner.lower.plan`), so that nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
-from honed.tuner.lower.statements import loads, nodes, substitute
+from honed.tuner.lower.statements import is_call, loads, nodes, substitute
 
-from .fusing import Chain, one_function, rebind, result_variables
-from .views import INJECTIVE, bindings, is_call, readers, variables
+from .fusing import Chain, Traced, one_function, replace_chains, result_variables
+from .views import INJECTIVE, bindings, readers, variables
 
 _UPDATE = "honed.update"  # Marks the block that stores the changed elements
 
@@ -104,33 +104,18 @@ def parameters_kept(function: tirx.PrimFunc) -> tuple[int, ...]:
     return tuple(n for n, one in enumerate(function.params) if not any(map(one.same_as, touched)))
 
 
-def update_together(module: IRModule) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
+def update_together(module: IRModule) -> tuple[IRModule, Traced]:
     """Return a module of fused functions in which two updates, as of keys and values, are one function.
 
     Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
-    builder = relax.BlockBuilder(module)
-    names: dict[Hashable, ir.GlobalVar | None] = {}
-    new: dict[relax.Var, Sequence[relax.Binding]] = {}
-    replaced: dict[relax.Var, tuple[relax.Var, ...]] = {}
-    for pair in _pairs(module):
-        if pair.form not in names:
-            name, function = one_function(module, pair)
-            merged = _in_one_block(function)
-            names[pair.form] = None if merged is None else builder.add_func(merged, name)
-        if names[pair.form] is None:
-            continue
-        first, last = pair.results
-        both = relax.Var("updated", relax.TupleType([first.ty, last.ty]))
-        call = relax.call_tir(names[pair.form], pair.inputs, [first.ty, last.ty])
-        parts = [relax.VarBinding(var, relax.TupleGetItem(both, n)) for n, var in enumerate(pair.results)]
-        new |= {first: [], last: [relax.VarBinding(both, call), *parts]}
-        replaced[both] = (first, last)
-    if not replaced:
-        return module, {}
-    changed = rebind(module["main"], lambda one: new.get(one.var, [one]))
-    builder.update_func(module.get_global_var("main"), changed)
-    return relax.transform.DeadCodeElimination()(builder.get()), replaced
+
+    def join(pair: Chain) -> tuple[str, tirx.PrimFunc] | None:
+        name, function = one_function(module, pair)
+        merged = _in_one_block(function)
+        return None if merged is None else (name, merged)
+
+    return replace_chains(module, _pairs(module), join)
 
 
 def _pairs(module: IRModule) -> Iterator[Chain]:

@@ -18,6 +18,8 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from honed.tuner.lower.statements import is_call
+
 # The kind of a function for TVM's fusion (relax.analysis.OpPatternKind), which TVM gets wrong for views.
 _KIND = "honed.pattern"
 _ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
@@ -414,11 +416,6 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             topi.reshape, one.source, one.dimensions, primfunc_name_hint="seen", primfunc_attrs=dict(_OPAQUE)
         )
         return self.builder_.emit(reshape)
-
-
-def is_call(expr: object, name: str) -> bool:
-    """Return whether an expression is a call of the operator `name`."""
-    return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == name
 
 
 def _is_product(expr: relax.Expr) -> bool:
