@@ -103,7 +103,6 @@ def _program(load: Workload, schedule: str, lowered: Lowered) -> LoweredModel:
         task=load.task,
         schedule=schedule,
         source=lowered.source,
-        parameters=lowered.parameters,
         inner=lowered.inner,
         launches=lowered.launches,
     )

@@ -103,7 +103,6 @@ def _function(call: FunctionCall, program: Program) -> Function:
         task=call.function,
         schedule="by hand",
         source=source,
-        parameters=len(values),
         inner=(),
         launches=(launch,),
     )

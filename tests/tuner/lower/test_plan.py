@@ -73,7 +73,6 @@ def _function(name: str, inputs: int, launches: int = 1, inner: int = 0) -> Func
         task="t",
         schedule="fallback",
         source=f"__kernel void {name}_kernel() {{}}",
-        parameters=parameters,
         inner=(MemoryValue(dtype="float32", shape=(4,)),) * inner,
         launches=tuple(
             KernelLaunch(

@@ -39,14 +39,13 @@ ALIGNMENT = 128
 ACCESS = {"r": "read", "w": "write", "x": "readwrite"}
 
 
-def function(name: str, parameters: int, inner: tuple[int, ...], *launches: dict[int, str]) -> Function:
+def function(name: str, inner: tuple[int, ...], *launches: dict[int, str]) -> Function:
     """`inner` are sizes in floats, each launch the access (r, w or x) to memory by its number."""
     return Function(
         name=name,
         task="t",
         schedule="by hand",
         source="\n".join(f"__kernel void {name}_{n}() {{}}" for n in range(len(launches))),
-        parameters=parameters,
         inner=tuple(MemoryValue(dtype="float32", shape=(size,)) for size in inner),
         launches=tuple(
             KernelLaunch(
@@ -116,7 +115,7 @@ def kernels(made: Plan, steps: tuple[object, ...]) -> list[str]:
     return [made.kernels[step.kernel].name for step in steps if isinstance(step, Launch)]
 
 
-PACKED = function("conv", 3, (64,), {1: "r", 3: "w"}, {0: "r", 3: "r", 2: "w"})
+PACKED = function("conv", (64,), {1: "r", 3: "w"}, {0: "r", 3: "r", 2: "w"})
 CALL = FunctionCall(function="conv", inputs=(0, 1), outputs=(2,))
 
 
@@ -140,7 +139,6 @@ def test_what_is_written_again_once_it_was_read_is_not_prepared() -> None:
     """Were it, the last value would stand there from the first inference on."""
     func = function(
         "conv",
-        3,
         (8,),
         {1: "r", 3: "w"},
         {0: "r", 3: "r", 2: "w"},
@@ -161,10 +159,10 @@ def test_one_function_with_constant_and_with_dynamic_weights() -> None:
 
 
 def test_a_chain_on_constants_is_prepared_whole() -> None:
-    chain = function("f", 2, (8, 8), {0: "r", 2: "w"}, {2: "r", 3: "w"}, {3: "r", 0: "r", 1: "w"})
+    chain = function("f", (8, 8), {0: "r", 2: "w"}, {2: "r", 3: "w"}, {3: "r", 0: "r", 1: "w"})
     last = FunctionCall(function="g", inputs=(2, 0), outputs=(3,))
     calls = [FunctionCall(function="f", inputs=(1,), outputs=(2,)), last]
-    functions = {"f": chain, "g": function("g", 3, (), {0: "r", 1: "r", 2: "w"})}
+    functions = {"f": chain, "g": function("g", (), {0: "r", 1: "r", 2: "w"})}
     made = plan(program(calls, (3,), -8, 8, 8), functions, ALIGNMENT, ROOM)
     assert kernels(made, made.prepare) == ["f.0", "f.1", "f.2"]
     assert kernels(made, made.steps) == ["g"]
@@ -176,16 +174,16 @@ def test_a_chain_on_constants_is_prepared_whole() -> None:
     [(1, 4096, True), (1, 4097, False), (4096, 8192, True), (4096, 8193, False)],
 )
 def test_what_grows_stays_in_the_steps(constant: int, grown: int, prepared: bool) -> None:
-    broadcast = function("conv", 3, (grown,), {1: "r", 3: "w"}, {0: "r", 3: "r", 2: "w"})
+    broadcast = function("conv", (grown,), {1: "r", 3: "w"}, {0: "r", 3: "r", 2: "w"})
     made = plan(program([CALL], (2,), -constant, 8), {"conv": broadcast}, ALIGNMENT, ROOM)
     assert kernels(made, made.prepare) == ["conv.0"] * prepared
 
 
 def test_growth_is_counted_from_the_constants() -> None:
-    doubling = function("f", 2, (8192,), {0: "r", 2: "w"}, {2: "r", 1: "w"})
+    doubling = function("f", (8192,), {0: "r", 2: "w"}, {2: "r", 1: "w"})
     last = FunctionCall(function="g", inputs=(2, 0), outputs=(3,))
     calls = [FunctionCall(function="f", inputs=(1,), outputs=(2,)), last]
-    functions = {"f": doubling, "g": function("g", 3, (), {0: "r", 1: "r", 2: "w"})}
+    functions = {"f": doubling, "g": function("g", (), {0: "r", 1: "r", 2: "w"})}
     made = plan(program(calls, (3,), -4096, 16384, 8), functions, ALIGNMENT, ROOM)
     assert kernels(made, made.prepare) == ["f.0"]
 
@@ -199,7 +197,7 @@ def test_all_that_is_prepared_can_be_allocated_at_once() -> None:
 
 
 def test_an_output_of_constants_is_written_in_each_inference() -> None:
-    only = function("f", 2, (), {0: "r", 1: "w"})
+    only = function("f", (), {0: "r", 1: "w"})
     calls = [FunctionCall(function="f", inputs=(1,), outputs=(2,))]
     made = plan(program(calls, (2,), -8, 8), {"f": only}, ALIGNMENT, ROOM)
     assert (made.prepare, kernels(made, made.steps)) == ((), ["f"])
@@ -207,7 +205,7 @@ def test_an_output_of_constants_is_written_in_each_inference() -> None:
 
 def test_what_a_later_launch_updates_is_not_prepared() -> None:
     """The sum is begun from a constant and goes on in place: each inference must begin it anew."""
-    added = function("f", 3, (8,), {1: "r", 3: "w"}, {0: "r", 3: "x"}, {3: "r", 2: "w"})
+    added = function("f", (8,), {1: "r", 3: "w"}, {0: "r", 3: "x"}, {3: "r", 2: "w"})
     calls = [FunctionCall(function="f", inputs=(0, 1), outputs=(2,))]
     made = plan(program(calls, (2,), -8, 8), {"f": added}, ALIGNMENT, ROOM)
     assert (made.prepare, len(made.steps)) == ((), 3)
@@ -247,7 +245,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, dict[str, Function]]:
             launches.append({**dict.fromkeys(read, "r"), target: "x" if again else "w"})
             known = [*dict.fromkeys([*known, target])]
         values.append(draw(sizes))
-        functions[f"f{n}"] = function(f"f{n}", output + 1, inner, *launches)
+        functions[f"f{n}"] = function(f"f{n}", inner, *launches)
         calls.append(FunctionCall(function=f"f{n}", inputs=tuple(inputs), outputs=(len(values),)))
     made = st.integers(0, len(values))
     return program(calls, tuple(draw(st.lists(made, min_size=1, max_size=3))), *values), functions

@@ -17,6 +17,7 @@ import tvm
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
+from tvm_ffi import structural_map
 
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import KernelArg
@@ -26,7 +27,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import Dialect, print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import is_call, lookup_tables, memory_by_buffer, memory_of, nodes, parts, rebuild
+from .statements import is_call, lookup_tables, memory_by_buffer, memory_of, nodes, parts
 from .sums import stage_sums
 
 # Returns one source for kernels by entry name, which are already split from host code.
@@ -48,7 +49,6 @@ class Lowered:
     """OpenCL C and the data needed to run it; see `program.Function`."""
 
     source: str
-    parameters: int
     inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 
@@ -139,21 +139,18 @@ def _inner_as_parameters() -> tvm.transform.Pass:
 
 
 def _as_parameters(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
-    inner: list[ir.Var] = []
-    body = _without(func.body, inner)
+    launches = [one for one in nodes(func.body, tirx.AttrStmt) if one.attr_key == "thread_extent"]
+    own = {one.buffer for launch in launches for one in nodes(launch, tirx.AllocBuffer)}
+    inner = [
+        one.buffer
+        for one in nodes(func.body, tirx.AllocBuffer)
+        if str(one.buffer.scope()) == "global" and one.buffer not in own
+    ]
     if not inner:
         return func
+    allocated = [(tirx.AllocBuffer, lambda one: one if one.buffer not in inner else tirx.Evaluate(0))]
+    body = structural_map(func.body, allocated)
     return tirx.PrimFunc([*func.params, *inner], body, func.ret_type, func.attrs, func.span)
-
-
-def _without(stmt: tirx.Stmt, inner: list[ir.Var]) -> tirx.Stmt:
-    """Return the statement without the allocations of global memory around launches; add those to `inner`."""
-    if isinstance(stmt, tirx.AllocBuffer) and str(stmt.buffer.scope()) == "global":
-        inner.append(stmt.buffer)
-        return tirx.Evaluate(0)
-    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-        return stmt
-    return rebuild(stmt, [_without(part, inner) for part in parts(stmt)])
 
 
 def _is_kernel(func: tirx.PrimFunc) -> bool:
@@ -180,7 +177,7 @@ def _read_host(
             launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
-    return Lowered(source=source, parameters=parameters, inner=inner, launches=tuple(launches))
+    return Lowered(source=source, inner=inner, launches=tuple(launches))
 
 
 def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:

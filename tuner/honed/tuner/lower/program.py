@@ -59,7 +59,6 @@ class Function:
     task: str
     schedule: str
     source: str
-    parameters: int  # Inputs and outputs together
     inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 

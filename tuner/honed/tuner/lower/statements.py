@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tvm import ir, s_tir, sym, tirx
@@ -22,35 +22,9 @@ def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return []
 
 
-def rebuild(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Return the statement with other parts, as many as `parts` returns; itself where they are unchanged."""
-    if all(new.same_as(old) for new, old in zip(within, parts(stmt), strict=True)):
-        return stmt
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt(list(within))
-    if isinstance(stmt, tirx.AttrStmt):
-        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, within[0])
-    if isinstance(stmt, tirx.IfThenElse):
-        return tirx.IfThenElse(stmt.condition, within[0], within[1] if len(within) > 1 else None)
-    return tirx.For(
-        stmt.loop_var,
-        stmt.min,
-        stmt.extent,
-        stmt.kind,
-        within[0],
-        stmt.thread_binding,
-        stmt.annotations,
-        stmt.step,
-    )
-
-
-def replace_statement(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
-    """Return the statement with `new` in place of this very `old` (compared by identity)."""
-    return (
-        new
-        if stmt.same_as(old)
-        else rebuild(stmt, [replace_statement(part, old, new) for part in parts(stmt)])
-    )
+def replace_statement(root: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
+    """Return a statement with `new` in place of this very `old` (compared by identity)."""
+    return structural_map(root, [(type(old), lambda stmt: new if stmt.same_as(old) else stmt)])
 
 
 def substitute(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
-from tvm_ffi import structural_equal
+from tvm_ffi import structural_equal, structural_map
 
-from .statements import loads, nodes, parts, rebuild, reduced_axes, replace_statement, substitute, uses
+from .statements import loads, nodes, parts, reduced_axes, replace_statement, substitute, uses
 
 LONGEST = 256  # Terms that one accumulator takes; longer sums are added up in blocks
 BLOCK = 128  # Most terms of a block
@@ -331,9 +331,13 @@ def stage_sums(*, pairs: bool = False) -> tvm.transform.Pass:
     no pairs among the halves that a loop carries, and multiplies each by itself; those of a turn go in pairs.
     """
 
+    def stage_loop(stmt: tirx.Stmt) -> tirx.Stmt:
+        while isinstance(stmt, tirx.For) and (long := find(stmt, pairs=pairs)) is not None:
+            stmt = _rewrite(stmt, long)
+        return stmt
+
     def stage(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
-        body = _stage(func.body, pairs=pairs)
-        return func if body.same_as(func.body) else func.with_body(body)
+        return func.with_body(structural_map(func.body, [(tirx.For, stage_loop)], order="pre"))
 
     return tirx.transform.prim_func_pass(stage, opt_level=0, name="honed.StageSums")
 
@@ -354,14 +358,6 @@ def in_stages(func: tirx.PrimFunc, *, pairs: bool = False) -> ir.IRModule:
         ]
     )
     return lowered(ir.IRModule({"main": func}))
-
-
-def _stage(stmt: tirx.Stmt, *, pairs: bool) -> tirx.Stmt:
-    if isinstance(stmt, tirx.For):
-        long = find(stmt, pairs=pairs)
-        if long is not None:
-            return _stage(_rewrite(stmt, long), pairs=pairs)
-    return rebuild(stmt, [_stage(part, pairs=pairs) for part in parts(stmt)])
 
 
 def _rewrite(loop: tirx.For, long: LongSum) -> tirx.Stmt:
