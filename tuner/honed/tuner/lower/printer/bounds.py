@@ -12,6 +12,7 @@ space of the variables into boxes, until each lies inside or is excluded by a gu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -113,9 +114,7 @@ class _Kernel:
 
     def _declare(self, node: Any) -> None:
         of = terms.type_in_memory(terms.parse_type(str(node.buffer.dtype)))
-        elements = 1
-        for extent in node.buffer.shape:
-            elements *= int(extent)
+        elements = math.prod(int(extent) for extent in node.buffer.shape)
         if isinstance(node, tirx.DeclBuffer) and (whole := self._sizes.get(memory_of(node.data))):
             elements = min(elements, whole[0] * whole[1] // of.nbytes)
         self._sizes[node.buffer] = elements, of.nbytes
@@ -143,18 +142,23 @@ class _Kernel:
 
     def _parts(self, condition: Any, true: bool) -> Iterator[Guard]:
         """Yield the conditions that are determined where this one equals `true`, each with its value."""
+        condition = self.meaning(condition)
         kind = type(condition)
         if kind is (tirx.And if true else tirx.Or):
             yield from self._parts(condition.a, true)
             yield from self._parts(condition.b, true)
         elif kind is tirx.Not:
             yield from self._parts(condition.a, not true)
-        elif kind is ir.Call and _name(condition) == "likely":
-            yield from self._parts(condition.args[0], true)
-        elif kind is ir.Var and condition in self.definitions:
-            yield from self._parts(self.definitions[condition], true)
         else:
             yield condition, true
+
+    def meaning(self, expr: Any) -> Any:
+        """Return the expression that another stands for: a variable, a hint, or the same in all lanes."""
+        if type(expr) is tirx.Broadcast:
+            return self.meaning(expr.value)
+        if type(expr) is ir.Call and _name(expr) == "likely":
+            return self.meaning(expr.args[0])
+        return self.meaning(self.definitions[expr]) if expr in self.definitions else expr
 
     # Statements and choices
 
@@ -313,13 +317,7 @@ class _Boxes:
 
     def _slot(self, expr: Any) -> int:
         """Return the slot of a number; the slot of a vector holds the bounds of all its lanes."""
-        kind = type(expr)
-        if kind is ir.Var and expr in self._kernel.definitions:
-            return self._slot(self._kernel.definitions[expr])
-        if kind is tirx.Broadcast:
-            return self._slot(expr.value)
-        if kind is ir.Call and _name(expr) == "likely":
-            return self._slot(expr.args[0])
+        expr = self._kernel.meaning(expr)
         key: Any = structural_hash(expr)
         if any(load.source in self._kernel.stored for load in loads(expr)):
             return self._add_step(expr)  # Memory may change, so each occurrence is another number
@@ -442,6 +440,7 @@ class _Boxes:
 
     def _truth(self, condition: Any, so: bool) -> Callable[[], npt.NDArray[np.bool_]]:
         """Return a function that computes in which boxes a condition may equal `so`."""
+        condition = self._kernel.meaning(condition)
         kind = type(condition)
         if kind in (tirx.And, tirx.Or):
             one, other = self._truth(condition.a, so), self._truth(condition.b, so)
@@ -450,12 +449,6 @@ class _Boxes:
             return lambda: one() | other()
         if kind is tirx.Not:
             return self._truth(condition.a, not so)
-        if kind is tirx.Broadcast:
-            return self._truth(condition.value, so)
-        if kind is ir.Call and _name(condition) == "likely":
-            return self._truth(condition.args[0], so)
-        if kind is ir.Var and condition in self._kernel.definitions:
-            return self._truth(self._kernel.definitions[condition], so)
         if kind in _INVERSE and terms.type_of(condition.a).integer:
             a, b, compare = (
                 self._slot(condition.a),
