@@ -47,38 +47,27 @@ def divergent_barriers(source: str) -> list[DivergentBarrier]:
     """Return every barrier of `source` under a condition that may differ between work-items of a group."""
     if not any(barrier in source for barrier in _BARRIERS):
         return []  # Most kernels have none, and parsing them takes a fortieth of compiling
-    tokens = _TOKEN.findall(_COMMENT.sub(" ", source))
-    return list(_Walk(tokens).run())
+    kernels = _COMMENT.sub(" ", source).split("__kernel")
+    return [found for kernel in kernels for found in _Walk(_TOKEN.findall(kernel)).run()]
 
 
 class _Walk:
-    """A pass over the tokens with a stack of the conditions that enclose them."""
+    """A pass over a kernel's tokens with a stack of the conditions that enclose them."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.at = 0
-        self.kernel = "?"
+        self.kernel = next((name for kind, name in pairwise(tokens) if kind == "void"), "?")
         self.uniform: set[str] = set()
-        self.reassigned: set[str] = set()
+        self.reassigned = _find_reassigned(tokens)
         self.left_under = ""  # The condition under which some work-items may have left already
 
     def run(self) -> Iterator[DivergentBarrier]:
         while self.at < len(self.tokens):
-            token = self.tokens[self.at]
-            if token == "__kernel":
-                self._enter_kernel()
-            elif token == "{":
+            if self.tokens[self.at] == "{":
                 yield from self._block(())
             else:
                 self.at += 1
-
-    def _enter_kernel(self) -> None:
-        rest = self.tokens[self.at :]
-        end = next((n for n, t in enumerate(rest[1:], 1) if t == "__kernel"), len(rest))
-        self.kernel = next((name for kind, name in pairwise(rest[:64]) if kind == "void"), "?")
-        self.uniform, self.left_under = set(), ""
-        self.reassigned = _find_reassigned(rest[:end])
-        self.at += 1
 
     def _block(self, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
         self.at += 1  # {
@@ -96,9 +85,6 @@ class _Walk:
             # A do's condition is last, so it counts as divergent; the generator never writes one.
             self.at += 1
             yield from self._statement((*under, "do"))
-        elif token == "else":
-            self.at += 1
-            yield from self._statement(under)
         else:
             yield from self._simple(under)
 

@@ -271,6 +271,8 @@ def plan(
     chosen = prepared_steps(found, draft.buffers, room, alignment)
     prepare = tuple(s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall))
     steps = tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
+    others = [n for n in range(len(draft.steps)) if n not in chosen]
+    number = {n: at for one in (sorted(chosen), others) for at, n in enumerate(one)}
     prepared = _place_prepared(draft, prepare, alignment)
     arena = _place_scratch(draft, steps, alignment)
     return Plan(
@@ -285,28 +287,18 @@ def plan(
         kernels=tuple(draft.kernels),
         prepare=prepare,
         steps=steps,
-        calls=_calls(program, spans, chosen),
+        calls=tuple(
+            PlannedCall(
+                call.operators,
+                tuple(number[n] for n in span if n in chosen),
+                tuple(number[n] for n in span if n not in chosen),
+            )
+            for call, span in zip(program.calls, spans, strict=True)
+        ),
         views=tuple(
             PlannedView(v.operator, v.shape, draft.at[v.value]) for v in program.views if v.value in draft.at
         ),
     )
-
-
-def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
-    """Return the planned steps of each call of the program.
-
-    `spans` are the numbers of the steps before the division.
-    """
-    found = []
-    prepare = steps = 0
-    for call, span in zip(program.calls, spans, strict=True):
-        before = prepare, steps
-        prepare += sum(n in chosen for n in span)
-        steps += sum(n not in chosen for n in span)
-        found.append(
-            PlannedCall(call.operators, tuple(range(before[0], prepare)), tuple(range(before[1], steps)))
-        )
-    return tuple(found)
 
 
 def _outputs(draft: _Draft, kept: Mapping[int, int]) -> tuple[list[int], list[tuple[int, int]]]:

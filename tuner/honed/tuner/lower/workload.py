@@ -119,33 +119,29 @@ def marks_of(func: tirx.PrimFunc) -> tuple[int, ...]:
     return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
 
 
+def _summed(block: s_tir.SBlock, weights: ir.Var) -> tuple[list[ir.TensorLoad], list[ir.TensorLoad]]:
+    """Return the loads that a block sums: those of weights, and the others."""
+    over = [axis.var for axis in reduced_axes(block)]
+    summed = [load for load in loads(block.body) if uses(load.indices, over)]
+    mine = [load for load in summed if load.source.same_as(weights)]
+    return mine, [load for load in summed if not load.source.same_as(weights)]
+
+
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     """Return whether weights are summed over channels and a window, and have a separate axis of outputs."""
 
     def is_so(block: s_tir.SBlock) -> bool:
-        over = reduced_axes(block)
-        if not over:
-            return False
+        mine, others = ([i for load in of for i in load.indices] for of in _summed(block, weights))
         kept = [axis.var for axis in block.iter_vars if axis.iter_type != tirx.IterVar.CommReduce]
-        summed = [load for load in loads(block.body) if uses(load.indices, [axis.var for axis in over])]
-        mine = [index for load in summed if load.source.same_as(weights) for index in load.indices]
-        others = [index for load in summed if not load.source.same_as(weights) for index in load.indices]
         own = any(uses(mine, [axis]) and not uses(others, [axis]) for axis in kept)
-        return own and math.prod(int(axis.dom.extent) for axis in over[1:]) > 1
+        return own and math.prod(int(axis.dom.extent) for axis in reduced_axes(block)[1:]) > 1
 
     return any(is_so(block) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     """Return whether weights are summed with another operand."""
-
-    def is_so(block: s_tir.SBlock) -> bool:
-        over = [axis.var for axis in reduced_axes(block)]
-        summed = [load for load in loads(block.body) if uses(load.indices, over)] if over else []
-        mine = [load for load in summed if load.source.same_as(weights)]
-        return 0 < len(mine) < len(summed)
-
-    return any(is_so(block) for block in nodes(func.body, s_tir.SBlock))
+    return any(all(_summed(block, weights)) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
