@@ -1,8 +1,10 @@
-"""Processes as tests look at them: any may end between two looks."""
+"""Processes as tests look at them, any of which may end between two looks; a socket that is crowded."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,3 +30,17 @@ def has_ended(pid: int) -> bool:
     except OSError:
         return True
     return state in "ZX"
+
+
+@contextlib.contextmanager
+def crowded(path: str) -> Iterator[socket.socket]:
+    """A listening socket to which as many have connected as may wait to be accepted."""
+    with contextlib.ExitStack() as opened, socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other = opened.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(path)
+        yield server

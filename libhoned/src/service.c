@@ -128,6 +128,8 @@ static honed_code cannot_connect(const honed_service *service, struct failure *f
     if (error == EACCES || error == EPERM)
         return fail(failure, HONED_PERMISSION_DENIED,
                     "%s may not be opened by this user; run 'sudo usermod -aG honed USER' and log in again", service->path);
+    if (error == EAGAIN)
+        return fail(failure, HONED_UNAVAILABLE, "too many apps are connecting to %s; try again", service->path);
     return fail(failure, HONED_UNAVAILABLE,
                 "no service answers at %s (%s); start it with 'systemctl start honed', or 'honed' as an ordinary user",
                 service->path, strerror(error));

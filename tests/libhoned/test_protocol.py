@@ -15,6 +15,7 @@ import pytest
 
 from honed.runtime import HONED_VERSION
 from tests.daemon.running import DEADLINE, wait_for
+from tests.processes import crowded
 
 from .binding import CODES, FP32, Library
 from .calls import Request, opened
@@ -54,6 +55,9 @@ def test_nobody_there(library: Library, tmp_path: Path) -> None:
             assert library.service_connect(service, PATIENCE) == CODES["OK"]
             assert library.service_error(service) == ""
             assert request.infer() == CODES["OK"]
+    with crowded(str(tmp_path / "crowded")), opened(library, tmp_path / "crowded") as service:
+        assert library.service_connect(service, 0) == CODES["UNAVAILABLE"]
+        assert library.service_error(service).startswith("too many apps are connecting to ")
     with opened(library, "/" + "x" * 200) as service:
         assert library.service_connect(service, -1) == CODES["INVALID_ARGUMENT"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import socket
 from collections.abc import Callable
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 
 from honed.protocol import methods
-from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import Asking, InferenceBase, infer_call
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.calling.rpc import limit_of
 from honed.runtime.client import SocketLink
 from honed.tool.parser import patience
+from tests.processes import crowded
 
 NO_LIMIT = [None, math.inf, 1e9, 1e300, 86_400, 10**400, np.float64("inf")]
 NO_TIMEOUT = [math.nan, -1, -1.0, -1e-9, -math.inf, -(10**400), "10", b"10", [], np.float32("nan")]
@@ -96,3 +98,30 @@ def test_a_write_to_a_service_that_reads_nothing_ends(tmp_path: Path) -> None:
         with pytest.raises(Unavailable):
             link.send("ModelInfer", {"raw_input_contents": [bytes(8 << 20)]}, ())
         assert not link.usable()
+
+
+def test_a_client_waits_while_as_many_connect_as_may_wait(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+
+    async def go() -> bytes:
+        with crowded(path) as server:
+            async with AsyncClient(path, timeout=0.1) as client:
+                with pytest.raises(DeadlineExceeded):
+                    await client.live()
+            asking = asyncio.ensure_future(AsyncClient(path).live())
+            await asyncio.sleep(0.05)
+            while not (heard := await asyncio.to_thread(_first_bytes, server)):
+                pass
+            asking.cancel()
+            return heard
+
+    assert b"ServerLive" in asyncio.run(go())
+
+
+def _first_bytes(server: socket.socket) -> bytes:
+    """What the next one to connect sends within a while."""
+    with server.accept()[0] as connected:
+        connected.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            return connected.recv(1000)
+        return b""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket as sockets
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any
 
 from honed.protocol.aiolink import AsyncLink
@@ -17,6 +17,8 @@ from .calling.calls import register, unregister
 from .calling.operations import Operations, SequenceBase
 from .calling.rpc import Reply, RpcRequest, RpcSteps, T
 from .calling.shared_memory import Region
+
+_RETRY_SECONDS = 0.01  # Seconds between attempts to connect while too many others wait for that
 
 
 def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -48,7 +50,7 @@ class AsyncClient(Operations, performing=_performing):
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def region(self, nbytes: int) -> AsyncIterator[Region]:
         """Yield shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
         region = self._new_region(nbytes)
@@ -83,10 +85,9 @@ class AsyncClient(Operations, performing=_performing):
 
     async def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the present connection or a new one."""
-        link = await self._ensure_link()
         try:
             async with asyncio.timeout(ask.limit(self.timeout)):
-                return await _perform(link, ask)
+                return await _perform(await self._ensure_link(), ask)
         except TimeoutError as error:
             raise rpc.no_answer() from error
 
@@ -126,7 +127,11 @@ async def _connect(path: str) -> AsyncLink:
     connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
     connecting.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(connecting, path)
+        while True:
+            with contextlib.suppress(BlockingIOError):  # As many wait to be accepted as may wait
+                connecting.connect(path)
+                break
+            await asyncio.sleep(_RETRY_SECONDS)
     except OSError as error:
         connecting.close()
         raise rpc.cannot_connect(path, error) from error
