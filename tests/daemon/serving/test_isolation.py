@@ -35,14 +35,23 @@ from tests.crashers import (
     uninferable,
 )
 from tests.daemon.raw import Raw, packed
-from tests.daemon.running import DEADLINE, NO_TUNER, Service, descriptors, memory, serving, wait_for
+from tests.daemon.running import (
+    DEADLINE,
+    NO_TUNER,
+    Service,
+    descriptors,
+    has_ended,
+    memory,
+    serving,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.service]
 CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
 INNOCENT = ("one", "two", "three")
 GOOD, DEADLY = dividend(np.int64), dividend(np.int64, deadly=True)
 ROOM_MIB, TABLE_MIB, TABLES = 300, 24, 9  # more than fit in a process, which takes 120 MiB without a model
-LONG = 1_000_000  # rounds, most of a minute; 20,000 are a second
+LONG = 10_000_000  # rounds, several minutes: longer than a run may take; 20,000 are a second
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +102,12 @@ def check_loop(client: Client, n: int, name: str = "loop", seed: int = 0) -> Non
 def queue(client: Client) -> tuple[int, int]:
     found = client.status()["queue"]
     return found["waiting"], found["running"]
+
+
+def wait_ended(service: Service, client: Client) -> None:
+    """Until no request is left: each was ended, and none by the end of the time that it may take."""
+    wait_for(lambda: queue(client) == (0, 0), "the runs to end", service)
+    assert "hung" not in service.log
 
 
 def begin(service: Service, n: int = LONG, name: str = "loop") -> Raw:
@@ -211,9 +226,8 @@ def test_a_run_that_nobody_waits_for_ends(engine: Service, client: Client, how: 
             client.infer("loop", rounds(LONG), timeout=0.3)
     else:
         asyncio.run(cancel_and_ask(engine))
-    wait_for(lambda: queue(client) == (0, 0), "the run to end", seconds=20)
+    wait_ended(engine, client)
     check_loop(client, 1)
-    assert "hung" not in engine.log
 
 
 def ask_for_ever(place: str) -> None:
@@ -243,7 +257,7 @@ def test_other_models_do_not_wait_for_one_that_takes_long(engine: Service, clien
     check_loop(client, 40, "loop2")
     assert queue(client) == (0, 1), "the long one still runs"
     long.socket.close()
-    wait_for(lambda: queue(client) == (0, 0), "it to end", seconds=20)
+    wait_ended(engine, client)
 
 
 def test_a_half_closed_connection_gets_its_answer(engine: Service) -> None:
@@ -267,7 +281,7 @@ def test_what_is_queued_vanishes_with_its_clients(engine: Service, client: Clien
     wait_for(lambda: queue(client)[0] == 10, "the requests to wait")
     for raw in raws:
         raw.socket.close()
-    wait_for(lambda: queue(client) == (0, 0), "all to vanish", seconds=20)
+    wait_ended(engine, client)
     check_loop(client, 1)
 
 
@@ -282,19 +296,13 @@ def test_the_service_ends_in_a_run_and_starts_again(
     service.process.send_signal(how)
     service.process.wait(DEADLINE)
     raw.socket.close()
-    wait_for(lambda: not any(map(alive, children)), "all processes to end")
+    wait_for(lambda: all(map(has_ended, children)), "all processes to end")
     assert service.socket.exists() is (how is signal.SIGKILL)
     service.restart()
     service.wait_listening()
     service.wait_ready()
     with service.client() as client:
         check_loop(client, 1)
-
-
-def alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 # ---- Files that end the process, and memory that runs out ----
@@ -350,7 +358,7 @@ def test_thirty_rounds_leave_nothing(start_service: Callable[..., Service], mode
             with pytest.raises(DeadlineExceeded):
                 client.infer("loop", rounds(LONG), timeout=0.15)
             asyncio.run(cancel_and_ask(service))
-            wait_for(lambda: queue(client) == (0, 0), "all to end", seconds=20)
+            wait_ended(service, client)
 
         for _ in range(5):
             come_and_go()
@@ -363,7 +371,7 @@ def test_thirty_rounds_leave_nothing(start_service: Callable[..., Service], mode
             now = held()
             return all(now[n][0] <= row[0] and now[n][1] <= row[1] for n, row in enumerate(before))
 
-        wait_for(is_back, "threads to end, and descriptors to be closed", seconds=20)
+        wait_for(is_back, "threads to end, and descriptors to be closed")
         for (_, _, first), (_, _, last) in zip(before, held(), strict=True):
             assert last - first < 8 << 20
 
