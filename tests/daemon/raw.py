@@ -17,7 +17,7 @@ class Raw:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(30)
+        self.socket.settimeout(240)
         self.socket.connect(str(path))
         self._unpacker = msgpack.Unpacker(raw=False, max_buffer_size=1 << 28)
         self._next = 0

@@ -31,6 +31,7 @@ from honed.protocol.results import ModelChecked, ModelPublished
 from honed.runtime.compiled import modelfile
 from honed.runtime.engines import PairedTiming
 from tests.daemon import spin
+from tests.daemon.running import DEADLINE
 
 
 class Interrupted(Store):
@@ -146,7 +147,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
         def crashes() -> None:
             store.meanwhile = lambda: None
             done = asyncio.run_coroutine_threadsafe(crash(), loop)
-            done.result(30)
+            done.result(DEADLINE)
 
         async def crash() -> None:
             pool.handle(CanaryCompared(model.number, "it crashed"))

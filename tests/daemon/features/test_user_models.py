@@ -20,6 +20,7 @@ from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import EngineDecision
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
 from honed.protocol.params import UploadParams
+from tests.daemon.running import DEADLINE
 
 PARAMS = UploadParams(files=("m.onnx",), sha256=("0" * 64,))
 
@@ -77,7 +78,7 @@ def in_background(running: UserModels) -> Background:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE):
         while not condition():
             await asyncio.sleep(0.001)
 

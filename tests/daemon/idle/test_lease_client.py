@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from honed.runtime.calling.leaseclient import LeaseHolder
+from tests.daemon.running import DEADLINE
 
 Script = Callable[[socket.socket, Callable[[], list[Any]]], None]
 
@@ -47,10 +48,10 @@ def saying(folder: Path, script: Script) -> Iterator[LeaseHolder]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with LeaseHolder(1.0, socket=path, timeout=10.0) as holder:
+        with LeaseHolder(1.0, socket=path, timeout=DEADLINE) as holder:
             yield holder
     finally:
-        thread.join(30)
+        thread.join(DEADLINE)
         assert not failures, failures
 
 
@@ -73,7 +74,7 @@ def test_a_revocation_that_overtakes_the_answer_counts(tmp_path: Path) -> None:
         connected.sendall(packed(granted))
 
     with saying(tmp_path, script) as holder:
-        assert holder.wait_until_granted(10.0)
+        assert holder.wait_until_granted(DEADLINE)
         assert holder.may_run()
 
 
@@ -105,7 +106,7 @@ def test_nonsense_and_other_news(tmp_path: Path) -> None:
         connected.sendall(packed([2, "LeaseRevoked", [{"number": 1}]]))
 
     with saying(tmp_path, script) as holder:
-        assert holder.wait_until_granted(10.0)
+        assert holder.wait_until_granted(DEADLINE)
         holder.release()
         assert not holder.may_run()
         assert "makes no sense" in holder.why or "closed" in holder.why

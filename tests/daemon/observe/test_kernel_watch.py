@@ -13,6 +13,7 @@ from honed.daemon.observe.kernelwatch import KernelWatch
 from honed.machine.kernellog.reader import Reader, Record
 from honed.protocol.service import FaultFigures
 from honed.runtime.errors import PermissionDenied
+from tests.daemon.running import DEADLINE
 
 XID = (
     "NVRM: Xid (PCI:0000:00:06): 31, pid={pid}, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: "
@@ -70,7 +71,7 @@ def watched(log: Log, expected: int) -> KernelWatch:
 
     async def go() -> None:
         task = asyncio.ensure_future(watch.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE):
             while sum(watch.figures().counts.values()) < expected:
                 await asyncio.sleep(0.01)
         task.cancel()

@@ -17,7 +17,7 @@ from honed.hub.layout import Withdrawn
 from honed.runtime import Client
 from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
 from tests.daemon import spin
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import DEADLINE, Service, wait_for
 from tests.daemon.spin import X
 from tests.runtime.builder import Builder
 
@@ -242,6 +242,6 @@ def test_swaps_under_load_lose_and_spoil_nothing(service: Service, client: Clien
     finally:
         stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(DEADLINE)
     assert failures == []
     assert client.history("m")["version"] == 4, service.log

@@ -15,7 +15,7 @@ from honed.daemon.store.store import Store
 from honed.runtime.compiled.model import FORMAT_VERSION
 from honed.runtime.errors import Unavailable
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import DEADLINE, Service, wait_for
 from tests.runtime.builder import add_constant, chain
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -75,7 +75,7 @@ def test_models_without_their_files_are_unavailable_alone(
             client.add(file, name=spoil.__name__)
         objects = {spoil: client.show(spoil.__name__)["sha256"] for spoil in models}
     service.process.terminate()
-    service.process.wait(60)
+    service.process.wait(DEADLINE)
     for spoil, sha256 in objects.items():
         spoil(service.state / "objects" / sha256)
     service.restart()
@@ -117,7 +117,7 @@ def test_a_compiled_file_and_its_source_that_are_both_gone(
         client.add(small_model, name=GOOD)
         client.add(source, name=BAD)
     service.process.terminate()
-    service.process.wait(60)
+    service.process.wait(DEADLINE)
     manifest = Store(service.state).open()[0][BAD]
     for file in (manifest.compiled, *manifest.sources):
         (service.state / "objects" / file.sha256).unlink()
@@ -137,7 +137,7 @@ def test_what_has_no_business_in_the_state_folder_stops_nothing(
     with service.client() as client:
         client.add(small_model, name=GOOD)
     service.process.terminate()
-    service.process.wait(60)
+    service.process.wait(DEADLINE)
     state = service.state
     folder_in(state / "objects" / "a folder")
     os.mkfifo(state / "objects" / "a fifo")

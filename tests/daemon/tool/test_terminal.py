@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.running import DEADLINE
+
 STUB = """
 import json, sys
 def say(**event): print(json.dumps(event), flush=True)
@@ -50,7 +52,7 @@ def test_progress_in_a_terminal(tmp_path: Path, columns: int) -> None:
     assert process.stdout is not None
     assert process.stdout.read() == b""
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=DEADLINE) == 1
     text = shown.decode()
     assert "%" in text
     assert "hone: no" in text

@@ -19,6 +19,7 @@ from honed.tool.commands.models import peaks_text
 from honed.tool.main import main, parser
 from honed.tool.output import figure_text
 from honed.tool.parser import parse_named_file, shape
+from tests.daemon.running import DEADLINE
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [
@@ -37,7 +38,7 @@ COMMANDS = [
 
 
 def hone(
-    *arguments: str, environ: dict[str, str] | None = None, timeout: float = 60
+    *arguments: str, environ: dict[str, str] | None = None, timeout: float = DEADLINE
 ) -> subprocess.CompletedProcess[str]:
     """The real tool in a process of its own."""
     return subprocess.run(
@@ -248,7 +249,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(timeout=30) in (0, 128 + signal.SIGPIPE)
+    assert process.wait(timeout=DEADLINE) in (0, 128 + signal.SIGPIPE)
     process.stderr.close()
 
 
@@ -279,7 +280,7 @@ def test_interruption_is_quiet(tmp_path: Path) -> None:
     child = int(process.stderr.readline().split()[-1])
     process.send_signal(signal.SIGINT)
     assert process.stderr.read() == ""
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=DEADLINE) == 130
     process.stderr.close()
     assert not Path(f"/proc/{child}").exists()
 
@@ -335,7 +336,7 @@ def test_doctor_writes_a_profile(tmp_path: Path) -> None:
 
     file = tmp_path / "board.toml"
     environ = {"CACHE_DIRECTORY": str(tmp_path / "cache")}
-    done = hone("doctor", "--profile", str(file), "--json", environ=environ, timeout=150)
+    done = hone("doctor", "--profile", str(file), "--json", environ=environ)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["output"] == str(file)
     profile = DeviceProfile.load(file)
