@@ -138,6 +138,37 @@ def test_a_signal_that_turns_busy_ends_the_lease(
     asyncio.run(story())
 
 
+def test_settings_that_do_not_allow_it_end_the_lease_at_once(tmp_path: Path) -> None:
+    """Before the machine is read again: whoever asks just then gets none."""
+    trees.rk3588_kbase(tmp_path)
+
+    async def story() -> None:
+        leasing = Leasing(SETTINGS, lambda: "ready", Signals(tmp_path))
+
+        async def tuning() -> None:
+            tuner = Tuner(leasing)
+            await tuner.send("LeaseAsk", candidate_seconds=1.0)
+            while leasing.lease().state != "granted":
+                assert await tuner.hear() == GRANTED
+            leasing.change(IdleSettings(enabled=False))
+            assert leasing.lease().state == "revoking"
+            revoked = await tuner.hear()
+            assert isinstance(revoked, wire.Notification)
+            assert revoked.method == "LeaseRevoked"
+            await tuner.send("LeaseRelease", lease=1)
+            answer = await tuner.send("LeaseAsk", candidate_seconds=1.0)
+            assert isinstance(answer, wire.Response)
+            assert (answer.result["granted"], answer.result["why"]) == (
+                False,
+                "tuning is switched off ([idle] enabled)",
+            )
+            tuner.close()
+
+        await watched(leasing, tuning())
+
+    asyncio.run(story())
+
+
 def test_a_driver_that_hangs_ends_the_lease(tmp_path: Path) -> None:
     trees.rk3588_kbase(tmp_path)
 

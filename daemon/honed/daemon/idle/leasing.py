@@ -108,8 +108,11 @@ class Leasing:
         self._deadline: asyncio.TimerHandle | None = None
 
     def change(self, settings: IdleSettings) -> None:
-        """Apply other settings from now on."""
+        """Apply other settings from now on; a lease that they do not allow ends at once."""
         self._settings = settings
+        decision = self._decide(now := time.monotonic())[1]
+        if not decision.idle:
+            self._perform(self._lease.readings(False, decision.why, now))
         self._wake.set()
 
     async def run(self) -> None:
