@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,9 +21,8 @@ import pytest
 
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, Unavailable
-from tests.daemon import spin
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import DEADLINE, NO_TUNER, Service, wait_for
+from tests.daemon.running import DEADLINE, NO_TUNER, Service, has_ended, wait_for
 from tests.runtime.builder import Builder, add_constant, add_prepared, chain
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -167,7 +167,7 @@ def test_kill_9_of_the_daemon_while_models_are_added(
         adding.join(DEADLINE)
         client.close()
         if worker is not None:
-            wait_for(partial(_gone, worker), "the worker to die")
+            wait_for(partial(has_ended, worker), "the worker to die")
         service = start_service(state)
         with service.client() as client:
             np.testing.assert_array_equal(client.infer("kept", {"x": X})["y"], 2 * X + 1)
@@ -180,10 +180,6 @@ def test_kill_9_of_the_daemon_while_models_are_added(
             assert client.status()["damaged"] == []
         assert os.listdir(state / "staging") == []
         assert len(os.listdir(state / "objects")) == 1
-
-
-def _gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def _quietly(call: Callable[[], object]) -> None:
@@ -229,7 +225,7 @@ def test_stopping_answers_what_is_queued_and_leaves_nothing(
         assert isinstance(outcome, np.ndarray), outcome
         np.testing.assert_array_equal(outcome, 2 * X + 1)
     assert not service.socket.exists()
-    assert not any(child.is_running() for child in children)
+    assert all(map(has_ended, children))
 
 
 def test_stopping_waits_for_nobody(start_service: Starter, small_model: Path) -> None:
@@ -389,21 +385,36 @@ def test_removing_answers_what_waits(service: Service, client: Client, small_mod
     assert [m["name"] for m in client.models()] == ["small"]
 
 
-def test_priorities_and_turns(service: Service, tmp_path: Path) -> None:
-    order: list[str] = []  # of answers, each long enough after the one before
+NOTED = """
+import sys
+
+from honed.daemon.serving.in_flight import InFlightRequests
+
+run = InFlightRequests.run
+
+
+def noted(self, action):
+    print("run of request", action.ticket.number, file=sys.stderr, flush=True)
+    return run(self, action)
+
+
+InFlightRequests.run = noted
+"""
+
+
+def test_priorities_and_turns(start_service: Starter, tmp_path: Path) -> None:
+    """In the order in which runs begin: clients may hear of two answers in any order."""
+    service, names = start_service(patch=NOTED), list[str]()
     with service.client() as first, service.client() as second:
-        first.add(spin.write(tmp_path / "slow.honed", 120_000), name="slow")
+        first.add(add_constant(SIZE).write(tmp_path / "m.honed"), name="m")
         worker = hold(service)
 
         def ask(client: Client, name: str, priority: int) -> threading.Thread:
-            def run() -> None:
-                client.infer("slow", {"x": spin.X}, priority=priority)
-                order.append(name)
-
             before = sum(_queued(first))
-            thread = threading.Thread(target=run)
+            thread = threading.Thread(target=partial(client.infer, "m", {"x": X}, priority=priority))
             thread.start()
             wait_for(lambda: sum(_queued(first)) == before + 1, "the request to arrive")
+            names.append(name)
             return thread
 
         threads = [ask(first, "running", 2)]
@@ -411,11 +422,13 @@ def test_priorities_and_turns(service: Service, tmp_path: Path) -> None:
         threads += [ask(first, "last", 3), ask(second, "b1", 2), ask(second, "urgent", 1)]
         deadlined = pytest.raises(HonedError, match="before its turn came")
         with deadlined:
-            second.infer("slow", {"x": spin.X}, timeout=0.05)
+            second.infer("m", {"x": X}, timeout=0.05)
         worker.resume()
         for thread in threads:
             thread.join(DEADLINE)
-        first.remove("slow")
+    numbers = [int(number) for number in re.findall(r"^run of request (\d+)$", service.log, re.M)]
+    named = dict(zip(sorted(numbers), names, strict=True))  # they are numbered as they arrive
+    order = [named[number] for number in numbers]
     assert order[:2] == ["running", "urgent"]
     assert order[-1] == "last"
     assert set(order[2:4]) == {"a1", "b1"}
