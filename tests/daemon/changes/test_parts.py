@@ -20,7 +20,7 @@ from honed.runtime import Client
 from honed.runtime.compiled.model import CpuPartition, PartitionTable, PartitionTensor
 from honed.runtime.errors import ModelRefused
 from tests.daemon import spin
-from tests.daemon.running import NO_TUNER, Service, serving, wait_for
+from tests.daemon.running import NO_TUNER, Service, has_ended, serving, wait_for
 from tests.daemon.split_models import detector, hopeless, images, reference, sparse, two_stage
 from tests.runtime.builder import Builder
 
@@ -83,8 +83,7 @@ def spinning(path: Path, turns: int, handed: str = "y") -> Path:
 
 def processes(service: Service) -> list[psutil.Process]:
     """Those that run parts of models."""
-    children = psutil.Process(service.process.pid).children(recursive=True)
-    return [child for child in children if "honed.cpu.parts" in child.cmdline()]
+    return [child for child in service.children("honed.cpu.parts") if not has_ended(child)]
 
 
 def test_a_detector_is_served_in_parts_with_answers_of_any_length(
@@ -144,7 +143,7 @@ def test_a_worker_that_ends_takes_the_process_of_parts_along(
         assert worker is not None
         worker.kill()
         check(client, "detector", path, images(3)[2])
-        wait_for(lambda: not before.is_running(), "the end of the process of parts", service)
+        wait_for(lambda: has_ended(before), "the end of the process of parts", service)
 
 
 def test_a_part_in_between_is_served(service: Service, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.attack.bringing import DEEDS, Running
@@ -54,14 +52,5 @@ def test_one_hostile_user_costs_the_others_nothing(own: Service) -> None:
                 root.remove(model["name"])
         objects = list((own.state / "objects").iterdir())
         assert len(objects) == 1, "the small model's"
-        wait_for(lambda: len(_engines(own)) == 0, "users' engines to end", own)
+        wait_for(lambda: not own.children("honed.cpu.worker"), "users' engines to end", own)
     wait_for(lambda: not list((own.state / "staging").iterdir()), "nothing to be left over", own)
-
-
-def _engines(service: Service) -> list[int]:
-    found = []
-    for each in psutil.Process(service.process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            if "honed.cpu.worker" in each.cmdline():
-                found.append(each.pid)
-    return found

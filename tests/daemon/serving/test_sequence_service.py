@@ -88,7 +88,7 @@ def kill_workers(service: Service) -> None:
     """Of both engines, as `kill -9` does; one killed twice while it starts would count as failing."""
     with service.client() as client:
         workers = [device["worker"] for device in client.status()["devices"]]
-    ready = [worker["pid"] for worker in workers if worker["state"] == "ready"]
+    ready = [worker["pid"] for worker in workers if worker["state"] == "ready" and worker["pid"]]
     assert ready
     for pid in ready:
         os.kill(pid, signal.SIGKILL)

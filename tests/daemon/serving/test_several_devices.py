@@ -18,7 +18,7 @@ from honed.runtime.compiled.model import Probe, Proof
 from honed.runtime.errors import HonedError, InvalidArgument, NotFound, Unavailable
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import DEADLINE, Service, wait_for
+from tests.daemon.running import DEADLINE, Service, has_ended, wait_for
 from tests.pocl import ALL, ONE
 from tests.runtime.builder import Builder, add_constant, chain
 
@@ -307,7 +307,7 @@ def test_a_stand_in_runs_only_while_it_is_needed(
         assert (stand_in["stand_in"], stand_in["models"]) == (True, ["m"])
         process = worker(client, ALL)
         service.kill()
-        wait_for(lambda: not process.is_running() or process.status() == "zombie", "its end")
+        wait_for(lambda: has_ended(process), "its end")
     service = start_service(service.state, config=alone, environment=vendors.environment)  # still lost
     with service.client() as client:
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
@@ -315,7 +315,7 @@ def test_a_stand_in_runs_only_while_it_is_needed(
         vendors.have("pthread", "basic")
         wait_for(lambda: lane(client, ONE)["models"] == ["m"], "the model to go back", service)
         wait_for(lambda: lane(client, "pthread")["worker"]["state"] == "resting", "the stand-in to end")
-        wait_for(lambda: not process.is_running(), "its process to end", service)
+        wait_for(lambda: has_ended(process), "its process to end", service)
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
         assert client.ready()
 
