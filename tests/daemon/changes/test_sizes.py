@@ -83,7 +83,7 @@ def test_the_dense_part_is_compiled_for_sizes_that_were_met(sized: Detector) -> 
             assert form["sizes"][0] in sized.met - {0}
             assert form["compiled_us"] > 0 < form["cpu_us"]
         history = client.history("two_stage")
-        assert history["version"] == 2
+        assert history["version"] >= 2, "another where it was compiled before all sizes were met"
         assert "sizes that its parts meet" in history["versions"][-1]["why"]
 
 
