@@ -842,7 +842,8 @@ def serves(client: Client, form: str) -> bool:
 @pytest.mark.service
 @pytest.mark.opencl
 def test_what_a_form_waits_for_is_said(start_service: Callable[..., Service], tmp_path: Path) -> None:
-    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}')
+    busy = f'[serve]\nengine = "fastest"\n[idle]\nquiet_seconds = 600\n{NO_TUNER}'
+    service = start_service(config=busy)
     made = decoder(tmp_path / "dec.onnx", layers=1)
     with service.client() as client:
         added = client.add(made, name="dec")
@@ -855,9 +856,9 @@ def test_what_a_form_waits_for_is_said(start_service: Callable[..., Service], tm
         run(client, made, 1, 6)
         wanting = "not with 1 token with up to 256 rows of state: steps of this size count 6 of the 20 that"
         assert wanting in said()
-        service.configure(f'[serve]\nengine = "fastest"\n{NO_TUNER}\n[variants]\nrequests = 2\n')
+        service.configure(f"{busy}\n[variants]\nrequests = 2\n")
         assert "it is compiled when the machine is idle, which it is not: requests" in said()
-        service.configure(f'[serve]\nengine = "fastest"\n{NO_TUNER}\n[variants]\nper_model = 0\n')
+        service.configure(f"{busy}\n[variants]\nper_model = 0\n")
         assert "rows of state: per_model of [variants] is 0" in said()
         step = {"input_ids": prompt(1)}
         with client.sequence("dec") as sequence:
