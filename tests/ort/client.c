@@ -5,7 +5,7 @@
  *
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
- *   until (so many runs of a thread were routed, in at least `runs`, or two minutes have passed), runs (100 without `until`),
+ *   until (so many runs of a thread were routed, in at least `runs`, or four minutes have passed), runs (100 without `until`),
  *   threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
  *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long; -1: until standard input ends), pause (ms between
  *   two runs), and case, one of
@@ -182,7 +182,7 @@ static int goes_on(long count, int64_t end, const struct result *result)
 static void *work(void *argument)
 {
     struct result *result = argument;
-    int64_t end = now() + (until ? 120000 : milliseconds) * 1000000;
+    int64_t end = now() + (until ? 240000 : milliseconds) * 1000000;
     for (long i = 0; goes_on(i, end, result); i++) {
         if (!strcmp(scenario, "release") && i % 25 == 24) {
             void *mine = session();

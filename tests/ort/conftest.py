@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 Made = Callable[[str, Callable[[Path], object]], Path]
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 WIDTH = 512
-CLIENT_SECONDS = 300
+CLIENT_SECONDS = 500
 
 
 @dataclass(frozen=True)

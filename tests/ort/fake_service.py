@@ -7,7 +7,6 @@ import mmap
 import os
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,6 +64,7 @@ class FakeService:
         self.counts: Counter[str] = Counter()
         self.requests: list[Message] = []  # but ModelInfer
         self.files: list[bytes] = []
+        self.ended = threading.Event()
         self._clients: set[socket.socket] = set()
         self._listening = socket.socket(socket.AF_UNIX)
 
@@ -87,6 +87,7 @@ class FakeService:
         for client in list(self._clients):
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
+        self.ended.set()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -137,9 +138,3 @@ def refuse(client: socket.socket, request: Message, code: str, kind: str = "", *
     error = {"code": code, "message": f"refused: {code}", "type": kind, **more}
     client.sendall(msgpack.packb([1, request[1], error, None]))
     return True
-
-
-def wait(seconds: float) -> bool:
-    """Answer late."""
-    time.sleep(seconds)
-    return False
