@@ -74,7 +74,7 @@ class Detector:
 
     def _told(self, header: dict[str, Any], *more: bytes) -> dict[str, Any]:
         frame = json.dumps({**header, "model_name": self._model.name}).encode()
-        (answer,) = self._exchange([frame, *more], MODEL_SECONDS * 1000)
+        (answer,) = self._exchange([frame, *more], max(MODEL_SECONDS * 1000, self._timeout_ms))
         told: dict[str, Any] = json.loads(answer)
         return told
 

@@ -25,6 +25,7 @@ from .detector import Detector
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 PATIENT_MS = 120_000  # for a machine that others keep busy
+PATIENT = "retry_seconds = 100\nready_seconds = 100\n"
 Starter = Callable[[str, Path], Bridge]
 
 
@@ -40,7 +41,8 @@ def start(endpoint: str, start_bridge: Callable[[str, str, Path], Bridge]) -> St
     """Starts the bridge at the endpoint."""
 
     def starter(config: str, service_socket: Path) -> Bridge:
-        return start_bridge("honed.frigate.main", f'endpoint = "{endpoint}"\n{config}', service_socket)
+        whole = f'endpoint = "{endpoint}"\n{PATIENT}{config}'
+        return start_bridge("honed.frigate.main", whole, service_socket)
 
     return starter
 
@@ -134,7 +136,7 @@ def test_killed_and_started_anew(
     service = start_service(config=CPU_ENGINE)
     with service.client() as client:
         client.add(YOLOX)
-    bridge = start("retry_seconds = 60", service.socket)
+    bridge = start("", service.socket)
     detector = Detector(endpoint, YOLOX, "yolox", timeout_ms=PATIENT_MS)
     for _ in range(3):
         victim = bridge if killed == "bridge" else service
@@ -154,7 +156,7 @@ def test_killed_and_started_anew(
 def test_it_survives_hostile_frames(
     yolox_service: Service, start: Starter, endpoint: str, picture: Any, wanted: Any
 ) -> None:
-    bridge = start("max_message_mib = 4\nready_seconds = 1", yolox_service.socket)
+    bridge = start("max_message_mib = 4", yolox_service.socket)
     context = zmq.Context()
     header = {"shape": [1, 3, 416, 416], "dtype": "float32", "model_type": "yolox"}
     for frames in (
