@@ -158,6 +158,7 @@ HEAD = b"\x94\x00\x07\xa1m"  # [0, 7, "m", ...
         (b"\xdf\xff\xff\xff\xff", "bytes"),
     ],
 )
+@pytest.mark.child  # in which no thread of another test allocates
 def test_refuses_what_is_announced_too_large_at_once(announced: bytes, what: str) -> None:
     tracemalloc.start()
     try:
@@ -249,6 +250,7 @@ def test_what_cannot_be_sent_is_our_own_fault(message: Message) -> None:
         encode(message)
 
 
+@pytest.mark.child
 def test_buffers_no_more_than_was_sent() -> None:
     decoder = FrameDecoder()
     decoder.feed(HEAD + b"\x91\x81\xa1a\xc6\x02\x00\x00\x00")  # announces 32 MiB
