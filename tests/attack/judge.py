@@ -26,7 +26,7 @@ from .meter import STALL_MS
 BACK_MIB = 48.0  # above its baseline, what the daemon may keep for later
 WORKER_BACK_MIB = 192.0  # the worker likewise: its driver loads a compiler with the first kernel it builds
 PEAK_MIB = Limits().max_user_bytes / 2**20 + 64.0  # above its baseline, at any time
-SETTLE_SECONDS = 6.0
+SETTLE_SECONDS = 60.0
 _TRACES = ("Traceback", "was never retrieved", "was never awaited", "Exception ignored", "Fatal Python error")
 _WARM = "warm"
 _AGAIN_SECONDS = 1.0
@@ -66,7 +66,7 @@ class Judge:
             bed.add(_WARM, Victim(2000 + time.time_ns() // 1000 % 50_000, 4))
             bed.remove(_WARM)
             for aside in (bed.honest, bed.meter):  # they are connected again
-                if not until(partial(_works, aside), 20.0):
+                if not until(partial(_works, aside), 60.0):
                     raise AssertionError(
                         "the honest client or the meter is not served by a daemon that is ready"
                     )
@@ -92,7 +92,7 @@ class Judge:
             findings.problem(f"the daemon ended with {bed.service.process.returncode}")
             self._log(attack, findings)
             return
-        if not until(bed.service.answers, 30.0):
+        if not until(bed.service.answers, 60.0):
             findings.problem("the daemon does not answer")
         self._models(findings)
         self._honest(attack, findings, bed.honest.take())

@@ -169,7 +169,7 @@ class Kills(Attack):
             time.sleep(rng.uniform(0, 0.3))
         begun = time.monotonic()
         with changes.paused():
-            if not until(lambda: not any(_lives(child) for child in children), 10.0):
+            if not until(lambda: not any(_lives(child) for child in children), 60.0):
                 left = [" ".join(c.cmdline())[:100] for c in children if _lives(c)]
                 bed.findings.problem(f"children outlive the daemon: {left}")
             bed.restart()
@@ -188,8 +188,8 @@ class Kills(Attack):
             bed.findings.offered(f"kill -9 of {name}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(kinds[name].pid, signal.SIGKILL)
-        if rng.random() < 0.3 and not until(lambda: _serves(bed), 45.0):
-            bed.findings.problem("the service is not ready 45 s after a child was killed")
+        if rng.random() < 0.3 and not until(lambda: _serves(bed), 120.0):
+            bed.findings.problem("the service is not ready 120 s after a child was killed")
 
     def _compile(self, bed: Bed, rng: random.Random, end: float) -> None:
         """ONNX files on their way, so that there is a compiler to kill."""

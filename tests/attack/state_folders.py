@@ -25,7 +25,7 @@ from .bed import Bed, until
 from .judge import new_log
 from .material.mutate import Mutator, shown
 
-_START_SECONDS = 20.0  # until the service listens
+_START_SECONDS = 60.0  # until the service listens
 _NEWER = "newer honed"
 
 
@@ -75,7 +75,7 @@ class StateFolders(Attack):
                 how = "ended" if not bed.alive() else "does not listen"
                 bed.findings.problem(f"the service {how} with {label}: {told[-600:]}")
             return
-        if not until(lambda: self._settled(bed), 30.0):
+        if not until(lambda: self._settled(bed), 60.0):
             bed.findings.problem(f"models are LOADING for ever with {label}")
         try:
             self._compared(bed, label)

@@ -52,7 +52,7 @@ _WORDS += (
 )
 _SAFE = ("limits", "usage", "idle")
 _PARSE_SECONDS = 0.05  # for one line of any length
-_RELOAD_SECONDS = 15.0
+_RELOAD_SECONDS = 60.0
 _KMSG_LINES = 3  # a run may write into the machine's log
 
 _SAMPLES = Path(__file__).parents[1] / "machine" / "test_kernellog_samples.jsonl"
