@@ -104,7 +104,7 @@ def dripping(start: bytes, more: bytes, stopped: threading.Event) -> Answer:
 
     def answer(handler: Handler) -> None:
         handler.wfile.write(start)
-        while not stopped.wait(0.02):
+        while not stopped.wait(0.05):
             handler.wfile.write(more)
 
     return answer

@@ -29,7 +29,7 @@ def test_what_is_wrong_on_a_device_is_told(tmp_path: Path) -> None:
     for n, one in enumerate((lowered, wrong, broken)):
         kernels.write_one(tmp_path / f"{n}.honed", load, rule, one, device)
     (bed, *_) = beds.here([], tmp_path)
-    found = work_off(Executed, [*bed.command, bed.spec], 3, 60.0, each_seconds=30.0)
+    found = work_off(Executed, [*bed.command, bed.spec], 3, 240.0, each_seconds=120.0)
     assert [one.error == 0 for one in found] == [True, False, False]
     assert [bool(one.wrong) for one in found] == [False, True, False]
     assert [bool(one.failed) for one in found] == [False, False, True]
