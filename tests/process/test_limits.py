@@ -56,7 +56,7 @@ def cleared():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 keep_freed(16 << 20)
-print([cleared() for _ in range(3)][-1])
+print(min(cleared() for _ in range(8)))  # A kernel that moves pages clears some now and then
 """
 
 
