@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.daemon.running import wait_for
 
 MACHINE = Path(__file__).resolve().parents[2] / "packaging/machine"
 # Relays between the socket that qemu would make and an agent, whose device is a terminal, and starts
@@ -111,7 +114,7 @@ def test_an_agent_that_was_started_anew(
 
 def test_what_a_test_left_running_is_not_the_next_ones(machine: Any) -> None:
     machine.run("(sleep 0.3; echo late) &", 60)
-    machine.run("sleep 1", 60)
+    wait_for(lambda: select.select([machine._port], [], [], 0)[0], "what was left running to say something")
     assert machine.run("echo mine", 60) == "mine\n"
 
 
