@@ -92,13 +92,11 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[AttributedFaul
             console, f"The kernel log holds {many} fault{'s' if many > 1 else ''} since the machine started:"
         )
     for fault in faults:
-        console.print()
         by = f", process {fault.process}" if fault.process is not None else ""
         by += f" ({fault.command})" if fault.command else ""
-        line(console, f"{moment_text(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
-        line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
-        for record in fault.records:
-            _print_indented(console, record)
+        whose = f"{fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}"
+        reach = f"{fault.meaning}: {REACH[fault.severity]}"
+        _print_entry(console, fault.time, reach, whose, records="\n".join(fault.records))
 
 
 def _print_ended(console: Console, ended: Sequence[EndedProcess]) -> None:
@@ -107,9 +105,7 @@ def _print_ended(console: Console, ended: Sequence[EndedProcess]) -> None:
         return
     line(console, "The latest processes of the service that crashed or hung:")
     for each in ended:
-        console.print()
-        line(console, f"{moment_text(each.time)}  {each.engine}, process {each.pid}: {each.kind}", "bold")
-        line(console, f"  {each.reason}")
+        _print_entry(console, each.time, f"{each.engine}, process {each.pid}: {each.kind}", each.reason)
 
 
 def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> None:
@@ -119,15 +115,14 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
     many = len(quarantined)
     line(console, f"{many} candidate{'s are' if many > 1 else ' is'} in quarantine and not run again:")
     for each in quarantined:
-        console.print()
-        name = each.name or each.task
-        line(console, f"{moment_text(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
-        line(console, f"  {each.reason}")
-        line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
-        if each.story and each.story != each.reason:
-            _print_indented(console, each.story)
+        outcome = f"{each.name or each.task}: {each.outcome or 'no verdict'}"
+        candidate = f"candidate {each.candidate}, {each.device}, driver {each.driver_version}"
+        records = "" if each.story is None or each.story == each.reason else each.story
+        _print_entry(console, each.time, outcome, each.reason, candidate, records=records)
 
 
-def _print_indented(console: Console, text: str) -> None:
-    for part in text.splitlines():
-        line(console, f"    {part}")
+def _print_entry(console: Console, time: float, what: str, *details: str, records: str = "") -> None:
+    console.print()
+    line(console, f"{moment_text(time)}  {what}", "bold")
+    for text in (*(f"  {each}" for each in details), *(f"    {each}" for each in records.splitlines())):
+        line(console, text)
