@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import reprlib
 import types
 import typing
@@ -190,7 +191,7 @@ def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
             raise _Wrong(f" is of kind {abbreviate(tag)} instead of one of {', '.join(classes)}")
         return _decoder(classes[tag], rules)(body)
 
-    return _list_decoder(item)
+    return _items_decoder(functools.partial(map, item))
 
 
 def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
@@ -304,7 +305,8 @@ def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
 
 
 def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
-    decode_items, kinds = _list_decoder(_decoder(hint, rules)), frozenset(members_of(hint))
+    decode_items = _items_decoder(functools.partial(map, _decoder(hint, rules)))
+    kinds = frozenset(members_of(hint))
     at_once, integers = kinds in _AT_ONCE, int in kinds
 
     def decode(plain: Any) -> Any:
@@ -320,13 +322,13 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
     return decode
 
 
-def _list_decoder(decode_item: _Decoder) -> _Decoder:
+def _items_decoder(decode_items: Callable[[list[Any]], Iterable[Any]]) -> _Decoder:
     def decode(plain: Any) -> Any:
         if not isinstance(plain, list):
             raise _Wrong(f" is {abbreviate(plain)} instead of a list")
-        found: list[Any] = []
+        found, items = list[Any](), decode_items(plain)
         try:
-            found.extend(map(decode_item, plain))
+            found.extend(items)
         except _Wrong as wrong:
             raise wrong.inside(f"[{len(found)}]") from None
         return tuple(found)
@@ -343,20 +345,12 @@ _AT_ONCE: frozenset[frozenset[type]] = frozenset(
 def _tuple_decoder(hints: tuple[Any, ...], rules: _Rules) -> _Decoder:
     decoders = tuple(_decoder(hint, rules) for hint in hints)
 
-    def decode(plain: Any) -> Any:
-        if not isinstance(plain, list):
-            raise _Wrong(f" is {abbreviate(plain)} instead of a list")
+    def decode_items(plain: list[Any]) -> Iterable[Any]:
         if len(plain) != len(decoders):
             raise _Wrong(f" has {len(plain)} items instead of {len(decoders)}")
-        found: list[Any] = []
-        try:
-            for decode_item, item in zip(decoders, plain, strict=True):
-                found.append(decode_item(item))
-        except _Wrong as wrong:
-            raise wrong.inside(f"[{len(found)}]") from None
-        return tuple(found)
+        return map(operator.call, decoders, plain)
 
-    return decode
+    return _items_decoder(decode_items)
 
 
 def _scalar_decoder(kind: Any) -> _Decoder:
