@@ -43,6 +43,10 @@ class Output:
         else:
             render(console(sys.stdout))
 
+    def say(self, document: object, text: str) -> None:
+        """Print `document` under --json, else `text` as a paragraph for people."""
+        self.emit(document, lambda console: line(console, text))
+
 
 def print_json(document: object) -> None:
     """Print a dataclass, or a map of some, as JSON on stdout.

@@ -13,7 +13,7 @@ from honed.jobs.commands import Job
 from honed.jobs.events import Done
 from honed.tool.commands.tuning import BENCHES, add_bench_root, add_certificates, certificates, stopping
 from honed.tool.compiler import follow, running_job
-from honed.tool.output import Output, line
+from honed.tool.output import Output
 from honed.tool.parser import Parser, UsageError, add_action, add_actions
 
 from .jobs import FarmCertificates, FarmScheduler, FarmWorker
@@ -129,4 +129,4 @@ def _stay(job: Job[Done], output: Output) -> None:
     """Run a job without a time limit, and show its notes; SIGINT and SIGTERM end it."""
     with running_job(job, Limits()) as child, stopping(child, lambda: None):
         follow(child, "farm")
-    output.emit({}, lambda console: line(console, "Done."))
+    output.say({}, "Done.")

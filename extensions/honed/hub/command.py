@@ -349,7 +349,7 @@ def _push(arguments: argparse.Namespace, output: Output) -> None:
         pushed = machine.push(client, key, memory, url)
     document = {"url": url, **dataclasses.asdict(pushed)}
     said = f"{url} has {pushed.records} records of this machine"
-    output.emit(document, lambda console: line(console, f"{said}{'' if pushed.changed else ', as before'}."))
+    output.say(document, f"{said}{'' if pushed.changed else ', as before'}.")
 
 
 def _pull(arguments: argparse.Namespace, output: Output) -> int:

@@ -73,7 +73,7 @@ def _compile(arguments: argparse.Namespace, output: Output) -> None:
         Limits(), compile_seconds=arguments.time_limit, compile_memory_mib=arguments.memory_limit
     )
     compiled = compiler.run(job, f"compile {arguments.file.name}", limits)
-    output.emit(to_plain(compiled), lambda console: _print_compiled(console, compiled))
+    output.emit(compiled, lambda console: _print_compiled(console, compiled))
 
 
 def _print_compiled(console: Console, done: CompileDone) -> None:
@@ -102,10 +102,7 @@ def _demo(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.keypoints is not None:
         job = dataclasses.replace(job, keypoints=arguments.keypoints)
     done = compiler.run(job, f"demo {arguments.model}")
-    output.emit(
-        to_plain(done),
-        lambda console: line(console, f"{done.output} is written; serve it with: hone add {done.output}"),
-    )
+    output.say(done, f"{done.output} is written; serve it with: hone add {done.output}")
 
 
 def define_fit(fit: Parser) -> None:
@@ -147,9 +144,8 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
                 raise
             served = False
             lines.append({"file": str(file), "error": str(error)})
-            text = f"{file}: would not be served: {error}"
             if not output.json:
-                output.emit({}, lambda console, text=text: line(console, text))  # type: ignore[misc]
+                output.say({}, f"{file}: would not be served: {error}")
             continue
         served = served and _serves(found)
         lines.append({"file": str(file), "served": _serves(found), **to_plain(found)})

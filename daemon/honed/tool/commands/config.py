@@ -69,7 +69,7 @@ def _check(file: Path, output: Output) -> None:
     takes, machine = memory(config), memory_mib()
     if takes >= machine:
         said = f"{said} {memory_sentence(takes, machine)}"
-    output.emit(document, lambda console: line(console, said))
+    output.say(document, said)
 
 
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:

@@ -142,11 +142,8 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
     with replacing(arguments.profile) as file:
         file.write(found.require_peaks().dumps().encode())
     document = {"output": str(arguments.profile), "device": found.spec}
-    output.emit(
+    output.say(
         document,
-        lambda console: line(
-            console,
-            f"{arguments.profile} describes {found.spec}; compile for it elsewhere with: "
-            f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
-        ),
+        f"{arguments.profile} describes {found.spec}; compile for it elsewhere with: "
+        f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
     )

@@ -253,7 +253,7 @@ def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
 def _remove(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         client.remove(arguments.model)
-    output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
+    output.say({"removed": arguments.model}, f"{arguments.model} is removed.")
 
 
 def _show(arguments: argparse.Namespace, output: Output) -> None:
@@ -452,10 +452,7 @@ def _set(arguments: argparse.Namespace, output: Output) -> None:
     )
     with Client(arguments.socket) as client:
         result = client.ask(MODEL_SET, params, timeout=None)
-    output.emit(
-        {"model": arguments.model, **strict.to_plain(result)},
-        lambda console: line(console, f"{arguments.model}: {describe_settings(result)}."),
-    )
+    _tell(arguments, output, describe_settings(result), **strict.to_plain(result))
 
 
 def describe_settings(settings: ModelSettings) -> str:
@@ -577,8 +574,7 @@ def _send_pin(
 
 
 def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> None:
-    text = f"{arguments.model}: {said}."
-    output.emit({"model": arguments.model, **found}, lambda console: line(console, text))
+    output.say({"model": arguments.model, **found}, f"{arguments.model}: {said}.")
 
 
 def _number(text: str) -> int:

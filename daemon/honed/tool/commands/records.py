@@ -71,10 +71,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> None:
     else:
         done = run(Export(records=where.path, output=arguments.output, best=arguments.best), "export")
     document = {"records": str(where.path), "output": str(arguments.output), "count": done.count}
-    output.emit(
-        document,
-        lambda console: line(console, f"{done.count} records are written to {arguments.output}."),
-    )
+    output.say(document, f"{done.count} records are written to {arguments.output}.")
 
 
 def _export_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Exported:

@@ -35,7 +35,7 @@ from honed.runtime.compiled.model import (
     View,
 )
 from honed.runtime.compiled.plan import bytes_of, family_of, share_bytes, uses
-from honed.tool.output import Output, bytes_text, clean, line
+from honed.tool.output import Output, bytes_text, clean
 from honed.tool.parser import UsageError
 
 from .tables import compiled_share
@@ -78,7 +78,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
         target.write(text.encode() if path.suffix == _DOT else _draw(text, path.suffix[1:]))
     boxes = len(layout.boxes)
     document = {"file": str(path), "boxes": boxes}
-    output.emit(document, lambda console: line(console, f"{path} has the graph: {boxes} boxes."))
+    output.say(document, f"{path} has the graph: {boxes} boxes.")
 
 
 def _draw(text: str, kind: str) -> bytes:
