@@ -19,7 +19,7 @@ from honed.protocol import strict
 if TYPE_CHECKING:
     import rich.console
     import rich.table
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from honed.jobs.events import News
 
@@ -180,18 +180,19 @@ class Reporter:
         self._title = clean(title)
         self._stage = ""
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._start()
+            self._bar = _progress_bar()
+            self._bar.add_task(self._title, total=1.0, what="")
+            self._bar.start()
         return self
 
     def update(self, stage: str, fraction: float, text: str) -> None:
         """Show that `fraction` of the whole, 0 to 1, is done; `stage` is running, which `text` explains."""
         text = clean(text or stage)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=min(max(fraction, 0.0), 1.0), what=text)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=min(max(fraction, 0.0), 1.0), what=text)
         elif stage != self._stage:
             print(f"{self._title}: {fraction:4.0%} {text}", file=sys.stderr, flush=True)
         self._stage = stage
@@ -217,21 +218,19 @@ class Reporter:
         if self._bar is not None:
             self._bar.stop()
 
-    def _start(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-        from rich.table import Column
 
-        what = TextColumn("{task.fields[what]}", table_column=Column(ratio=1, no_wrap=True), markup=False)
-        bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            what,
-            console=console(sys.stderr),
-            transient=True,
-            expand=True,
-        )
-        self._task = bar.add_task(self._title, total=1.0, what="")
-        bar.start()
-        self._bar = bar
+def _progress_bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    what = TextColumn("{task.fields[what]}", table_column=Column(ratio=1, no_wrap=True), markup=False)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        what,
+        console=console(sys.stderr),
+        transient=True,
+        expand=True,
+    )

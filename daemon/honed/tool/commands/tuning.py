@@ -347,11 +347,20 @@ class _TuningView:
     def __init__(self, run: _TuningRun) -> None:
         self._run = run
         self._live: Live | None = None
-        self._console: Console | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._start()
+            from rich.live import Live
+
+            shown = console(sys.stderr, follow=True)
+            self._live = Live(
+                get_renderable=lambda: _live_view(self._run, time.monotonic(), *shown.size),
+                console=shown,
+                refresh_per_second=_REFRESHES,
+                transient=True,
+                vertical_overflow="crop",
+            )
+            self._live.start()
         return self
 
     def show(self, event: News) -> None:
@@ -373,24 +382,6 @@ class _TuningView:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-
-    def _start(self) -> None:
-        from rich.live import Live
-
-        self._console = console(sys.stderr, follow=True)
-        self._live = Live(
-            get_renderable=self._render,
-            console=self._console,
-            refresh_per_second=_REFRESHES,
-            transient=True,
-            vertical_overflow="crop",
-        )
-        self._live.start()
-
-    def _render(self) -> RenderableType:
-        assert self._console is not None
-        size = self._console.size
-        return _live_view(self._run, time.monotonic(), size.width, size.height)
 
 
 def _live_view(run: _TuningRun, now: float, width: int, height: int) -> RenderableType:
