@@ -6,9 +6,9 @@ import argparse
 import os
 import select
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from honed.protocol.errors import Unavailable
@@ -110,7 +110,7 @@ def _keys() -> Iterator[Any]:
     The terminal is restored at the end.
     """
     if not sys.stdin.isatty():
-        yield _no_keys
+        yield partial(_key, [])
         return
     import termios
     import tty
@@ -119,19 +119,14 @@ def _keys() -> Iterator[Any]:
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:
-        yield lambda wait: _key(descriptor, wait)
+        yield partial(_key, [descriptor])
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _key(descriptor: int, wait: float) -> str:
-    ready, _, _ = select.select([descriptor], [], [], wait)
-    return os.read(descriptor, 1).decode(errors="replace") if ready else ""
-
-
-def _no_keys(wait: float) -> str:
-    time.sleep(wait)
-    return ""
+def _key(descriptors: list[int], wait: float) -> str:
+    ready, _, _ = select.select(descriptors, [], [], wait)
+    return os.read(ready[0], 1).decode(errors="replace") if ready else ""
 
 
 def render(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
