@@ -146,17 +146,11 @@ def to_dot(layout: GraphLayout, title: str, facts: Sequence[str]) -> str:
 
 def _node(number: int, box: Box, longest: float) -> str:
     """Return a box with its rows; the more of the time it takes, the redder it is."""
-    rows = [box.title, *map(_row, box.steps), *box.notes, *(f"[{name}]" for name in box.passes)]
+    rows = [box.title, *box.steps, *box.notes, *(f"[{name}]" for name in box.passes)]
     heat = box.us / longest if longest else 0.0
     style = _STYLES.get(box.kind, "filled")
     label, tooltip = _quote(rows, ending="l"), _quote(box.detail.split("\n"))
     return f'n{number} [label={label} style="{style}" fillcolor="0.04 {heat:.3f} 1.0" tooltip={tooltip}]'
-
-
-def _row(step: BoxLine) -> str:
-    if step.prepared:
-        return f"{step.text}  once"
-    return step.text if step.us is None else f"{step.text}  {step.us:,.1f} us"
 
 
 def _quote(rows: Sequence[str], ending: str = "n") -> str:
@@ -176,30 +170,17 @@ Kind = Literal["input", "part", "copy", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class BoxLine:
-    """A step in a box; `us` is None if its time is not known, and a `prepared` step runs once."""
-
-    text: str
-    us: float | None = None
-    prepared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Box:
     """A box of the graph: a fused group, a partition or a copy, or an input or output of the model."""
 
     kind: Kind
     title: str
     group: str  # Layer of the model, from operators' names; equal for the boxes of one layer
-    steps: tuple[BoxLine, ...]
+    steps: tuple[str, ...]
     notes: tuple[str, ...]  # Results, views, prepared constants
     passes: tuple[str, ...]
     detail: str
-
-    @property
-    def us(self) -> float:
-        """Microseconds that the steps take in an inference, as far as they are known."""
-        return sum(step.us or 0.0 for step in self.steps)
+    us: float = 0.0  # Microseconds that the steps take in an inference, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,19 +258,21 @@ def _steps(model: CompiledModel, part: FusedGroup) -> list[Step]:
 def _box(
     model: CompiledModel, part: FusedGroup, times: Mapping[str, float], readers: Mapping[int, set[int]]
 ) -> Box:
-    lines = [_line(model, model.prepare[n], times, prepared=True) for n in part.prepare]
-    lines += [_line(model, model.steps[n], times, prepared=False) for n in part.steps]
+    once = [f"{_step_text(model, model.prepare[n])}  once" for n in part.prepare]
+    texts = [_step_text(model, model.steps[n]) for n in part.steps]
+    steps = [f"{text}  {times[text]:,.1f} us" if text in times else text for text in texts]
     copies = not part.operators and not any(isinstance(s, Launch | HostCall) for s in _steps(model, part))
     passes = Counter(one for operator in part.operators for one in operator.passes)
-    title = "copy" if copies else _title(part.operators) or lines[0].text
+    title = "copy" if copies else _title(part.operators) or _step_text(model, _steps(model, part)[0])
     return Box(
         kind="copy" if copies else "part",
         title=title,
         group=part.operators[0].name.rpartition("/")[0].split("/")[0] if part.operators else "",
-        steps=tuple(lines),
+        steps=(*once, *steps),
         notes=tuple(_notes(model, part, readers)),
         passes=tuple(passes),
         detail="\n".join(_describe(operator) for operator in part.operators),
+        us=sum(times.get(text, 0.0) for text in texts),
     )
 
 
@@ -298,10 +281,10 @@ def _tail_box(model: CompiledModel, number: int, part: CpuPartition) -> Box:
 
     It lists the size specialisations that are compiled.
     """
-    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine")]
+    lines = [f"{part.nodes} nodes in the CPU engine"]
     for form in (form for form in model.forms if form.part == number):
         launches = sum(isinstance(step, Launch) for step in form.model.steps)
-        lines.append(BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}"))
+        lines.append(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}")
     notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
     assert model.split is not None
     left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]
@@ -332,16 +315,16 @@ def _describe(operator: Operator) -> str:
     return f"{operator.op} {operator.name}{passes}"
 
 
-def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> BoxLine:
+def _step_text(model: CompiledModel, step: Step) -> str:
+    """Return what a step is; for a launch it is the kernel's name."""
     if isinstance(step, Launch):
-        name = model.kernels[step.kernel].name
-        return BoxLine(name, None if prepared else times.get(name), prepared)
+        return model.kernels[step.kernel].name
     if isinstance(step, HostCall):
         number = step.attrs["part"]
         assert isinstance(number, int)
         assert model.split is not None
-        return BoxLine(f"{model.split.parts[number].nodes} nodes in the CPU engine", None, prepared)
-    return BoxLine(f"copy of {model.buffers[step.source].nbytes} bytes", None, prepared)
+        return f"{model.split.parts[number].nodes} nodes in the CPU engine"
+    return f"copy of {model.buffers[step.source].nbytes} bytes"
 
 
 def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int]]) -> Iterator[str]:
