@@ -177,8 +177,8 @@ def wait_for(reader: KmsgReader | JournalReader, wanted: int, match: str = "") -
 def test_every_record_through_a_real_journal(tmp_path: Path) -> None:
     messages = [message for message in MESSAGES if message.strip()]
     path = into_journal(tmp_path / "j", (entry(message, i) for i, message in enumerate(messages)))
-    for place in (path, path.parent):
-        with closing(JournalReader(place, from_start=True)) as reader:
+    for place in ({"files": [str(path)]}, {"path": str(path.parent)}):
+        with closing(JournalReader(from_start=True, **place)) as reader:
             records = reader.read()
             assert [record.message for record in records] == messages
             assert [parse(record.message) for record in records] == [parse(message) for message in messages]
@@ -201,7 +201,7 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
             entry(b"mali fb000000.gpu: \xff broken text", 4),
         ],
     )
-    with closing(JournalReader(path, from_start=True)) as reader:
+    with closing(JournalReader(files=[str(path)], from_start=True)) as reader:
         records = reader.read()
     assert [record.device for record in records] == ["fb000000.gpu", "1-1", None, None]
     assert [record.genuine for record in records] == [True, True, False, True]
@@ -212,7 +212,7 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
 @needs_remote
 def test_journal_is_followed_from_its_end(tmp_path: Path) -> None:
     path = into_journal(tmp_path / "j", [entry("before", 0)])
-    with closing(JournalReader(path)) as reader:
+    with closing(JournalReader(files=[str(path)])) as reader:
         assert reader.read() == []
         into_journal(tmp_path / "j", [entry("one", 1), entry("two\nlines", 2)])
         assert [record.message for record in wait_for(reader, 2)] == ["one", "two\nlines"]
@@ -223,7 +223,7 @@ def test_journal_is_followed_from_its_end(tmp_path: Path) -> None:
 @needs_remote
 def test_journal_without_kernel_records_is_followed_from_the_first(tmp_path: Path) -> None:
     path = into_journal(tmp_path / "j", [{**entry("a program's", 0), "_TRANSPORT": "stdout"}])
-    with closing(JournalReader(path)) as reader:
+    with closing(JournalReader(files=[str(path)])) as reader:
         assert reader.read() == []
         into_journal(tmp_path / "j", [entry("the kernel's", 1)])
         assert [record.message for record in wait_for(reader, 1)] == ["the kernel's"]
@@ -231,10 +231,10 @@ def test_journal_without_kernel_records_is_followed_from_the_first(tmp_path: Pat
 
 def test_no_journal_file(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be opened as a journal"):
-        JournalReader(tmp_path / "none.journal")
+        JournalReader(files=[str(tmp_path / "none.journal")])
     (tmp_path / "text.journal").write_text("this is no journal" * 100)
     with pytest.raises(Unavailable, match="cannot be opened as a journal"):
-        JournalReader(tmp_path / "text.journal")
+        JournalReader(files=[str(tmp_path / "text.journal")])
 
 
 # -- /dev/kmsg

@@ -200,22 +200,25 @@ class KmsgReader:
 class JournalReader:
     """A reader of the kernel's records in the journal, from its end or with `from_start` from the oldest.
 
-    `path` is a journal file or a folder of them; without it, the machine's journal of this boot. Raises
+    It is the machine's journal of this boot, or that in `place`, as systemd's own Reader takes it. Raises
     PermissionDenied or Unavailable if no kernel record can ever appear there, ImportError without
     systemd-python.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, from_start: bool = False) -> None:
+    def __init__(self, *, from_start: bool = False, **place: Any) -> None:
+        from systemd import journal  # Not on every machine
+
         self._clock = LogClock()
         try:
-            self._reader = _open_journal(path)
+            self._reader = journal.Reader(converters=_CONVERTERS, **place)
+            self._reader.data_threshold = _FIELD_BYTES
         except OSError as error:
             raise Unavailable(
-                f"{path or 'the journal'} cannot be opened as a journal ({error.strerror or error}); check it"
+                f"the journal cannot be opened as a journal ({error.strerror or error}); check it"
             ) from error
         try:
             self._reader.add_match(_TRANSPORT="kernel")
-            if path is None:
+            if not place:
                 boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
                 self._reader.add_match(_BOOT_ID=boot_id.strip().replace("-", ""))
                 _check_visible(self._reader)
@@ -282,19 +285,6 @@ def _cannot_open(path: str, error: OSError) -> HonedError:
             "to read the journal instead"
         )
     return Unavailable(f"{path} cannot be read ({error.strerror}); give the service access to the kernel log")
-
-
-def _open_journal(path: str | os.PathLike[str] | None) -> Any:
-    from systemd import journal  # Not on every machine
-
-    if path is None:
-        reader = journal.Reader(converters=_CONVERTERS)
-    elif Path(path).is_dir():
-        reader = journal.Reader(path=os.fspath(path), converters=_CONVERTERS)
-    else:
-        reader = journal.Reader(files=[os.fspath(path)], converters=_CONVERTERS)
-    reader.data_threshold = _FIELD_BYTES
-    return reader
 
 
 def _check_visible(reader: Any) -> None:
