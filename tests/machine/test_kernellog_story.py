@@ -17,7 +17,6 @@ from honed.machine.kernellog.parse import parse
 from honed.machine.kernellog.story import (
     LATE_S,
     Attribution,
-    Certainty,
     DatedFault,
     FaultIncident,
     GpuRun,
@@ -258,37 +257,37 @@ def test_named_process_and_its_running_candidate() -> None:
     mine = process({1693, 1695}, (8, 9), (9.5, None))
     other = process({2000}, (9, None))
     attribution = attribute(NAMED_STORY, [other, mine])
-    assert attribution == Attribution(certainty=Certainty.NAMED, runs=mine.runs[1:])
+    assert attribution == Attribution(named=True, runs=mine.runs[1:])
 
 
 @pytest.mark.parametrize("ids", [{1693}, {1695}])
 def test_process_or_thread_suffices(ids: set[int]) -> None:
-    assert attribute(NAMED_STORY, [process(ids, (9, None))]).certainty is Certainty.NAMED
+    assert attribute(NAMED_STORY, [process(ids, (9, None))]).named
 
 
 def test_fault_of_a_stranger_is_nobodys_of_ours() -> None:
     attribution = attribute(NAMED_STORY, [process({3000}, (9, None))])
-    assert attribution == Attribution(certainty=Certainty.UNKNOWN)
+    assert attribution == Attribution(named=False)
 
 
 def test_in_a_container_time_decides() -> None:
     mine = process(None, (9, None))
     attribution = attribute(NAMED_STORY, [mine, process(None, (1, 2))])
-    assert attribution == Attribution(certainty=Certainty.TIMING, runs=mine.runs)
+    assert attribution == Attribution(named=False, runs=mine.runs)
 
 
 def test_nameless_fault_goes_to_who_ran_alone() -> None:
     late = 10 - LATE_S / 2
     mine = process({1}, (9, late))
     attribution = attribute(NAMELESS_STORY, [mine, process({2}, (11, None))])
-    assert attribution == Attribution(certainty=Certainty.TIMING, runs=mine.runs)
+    assert attribution == Attribution(named=False, runs=mine.runs)
 
 
 @pytest.mark.parametrize(
     "others", [[], [process({1}, (9, None)), process({2}, (9, None))], [process({1}, (1, 2))]]
 )
 def test_nameless_fault_of_several_or_nobody_is_unknown(others: list[Process]) -> None:
-    assert attribute(NAMELESS_STORY, others).certainty is Certainty.UNKNOWN
+    assert attribute(NAMELESS_STORY, others) == Attribution(named=False)
 
 
 def test_two_runs_in_the_window_may_both_have_done_it() -> None:

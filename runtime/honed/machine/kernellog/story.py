@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -205,35 +204,28 @@ class Process:
     runs: tuple[GpuRun, ...] = ()
 
 
-class Certainty(StrEnum):
-    """The evidence for the attribution of a fault."""
-
-    NAMED = "named"  # Records name one of our processes
-    TIMING = "timing"  # Records name no process that we could know; only this one was on the GPU
-    UNKNOWN = "unknown"  # Attributed to nobody: a stranger is named, or none or several of ours were there
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """The candidates or requests of the process that caused an incident, which may have done so."""
+    """What one of our processes ran that may have caused an incident; nothing if none did, or it is unknown.
 
-    certainty: Certainty
+    `named`: the records name the process. Otherwise they name none that we could know, and no other process
+    of ours was on the GPU then.
+    """
+
+    named: bool
     runs: tuple[GpuRun, ...] = ()
 
 
 def attribute(story: FaultIncident, processes: Collection[Process]) -> Attribution:
-    """Return what the process among `processes` that caused `story` ran, and how certain that is."""
+    """Return what the process among `processes` that caused `story` ran."""
     named = {number for number in (story.tgid, story.tid) if number is not None}
-    if named:
-        owners = [process for process in processes if process.ids is not None and named & process.ids]
-        if len(owners) == 1:
-            return Attribution(certainty=Certainty.NAMED, runs=_running(owners[0], story))
-        if not owners and all(process.ids is not None for process in processes):
-            return Attribution(certainty=Certainty.UNKNOWN)
+    owners = [process for process in processes if process.ids is not None and named & process.ids]
+    if len(owners) == 1:
+        return Attribution(named=True, runs=_running(owners[0], story))
+    if named and not owners and all(process.ids is not None for process in processes):
+        return Attribution(named=False)  # The records name a stranger
     present = [runs for process in processes if (runs := _running(process, story))]
-    if len(present) == 1:
-        return Attribution(certainty=Certainty.TIMING, runs=present[0])
-    return Attribution(certainty=Certainty.UNKNOWN)
+    return Attribution(named=False, runs=present[0] if len(present) == 1 else ())
 
 
 def ids_of(pid: int, proc: str | os.PathLike[str] = "/proc") -> frozenset[int] | None:

@@ -15,16 +15,7 @@ from pathlib import Path
 
 from honed.machine.kernellog.fault import Severity
 from honed.machine.kernellog.reader import SETTLE_S, Reader, find_fault, open_reader
-from honed.machine.kernellog.story import (
-    Certainty,
-    DatedFault,
-    FaultIncident,
-    GpuRun,
-    Process,
-    attribute,
-    group,
-    ids_of,
-)
+from honed.machine.kernellog.story import DatedFault, FaultIncident, GpuRun, Process, attribute, group, ids_of
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
@@ -156,11 +147,11 @@ class FaultWatch:
 
     def _blame(self, story: FaultIncident) -> None:
         attribution = attribute(story, [owner.process() for owner in self._owners])
-        if attribution.certainty in (Certainty.NAMED, Certainty.TIMING) and attribution.runs:
+        if attribution.runs:
             # Records are late by about as long as a candidate takes to build, so the latest candidate is at
             # fault.
             self._found.append((attribution.runs[-1].name, story))
-        elif attribution.certainty is Certainty.NAMED:
+        elif attribution.named:
             _log.warning(
                 "the kernel log has a fault of the measuring child while it ran nothing: %s", story.cause.text
             )
