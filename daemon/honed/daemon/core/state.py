@@ -195,10 +195,6 @@ class Core:
         for ticket in tickets:
             self.act(Refuse(ticket.number, error))
 
-    def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
-        """Refuse the requests that wait for a model on the engine that serves it."""
-        self.refuse(self.engines[model.engine].queue.drop_model(model.name), error)
-
     def refuse_open(self, model: ServedModel, error: HonedError) -> None:
         """Refuse a model's waiting requests that only the CPU engine can run."""
         cpu = self.engines.get(model.cpu_engine)

@@ -191,7 +191,8 @@ def _switch_for_good(core: Core, model: ServedModel, reason: str) -> bool:
 def fail(core: Core, model: ServedModel, reason: str) -> None:
     """Mark a model as unavailable, and refuse its waiting requests."""
     model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
-    core.refuse_waiting(model, unusable(model.name, reason))
+    waiting = core.engines[model.engine].queue.drop_model(model.name)
+    core.refuse(waiting, unusable(model.name, reason))
 
 
 def end_trial(core: Core, model: ServedModel) -> None:

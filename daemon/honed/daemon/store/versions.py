@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
@@ -87,27 +88,24 @@ def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, 
 
     The current version ends for `reason`, quarantined if `quarantine` says why.
     """
-    left = history.current.number
-    versions = tuple(
-        dataclasses.replace(v, quarantine=quarantine) if v.number == left and quarantine else v
-        for v in history.versions
-    )
-    return _prune(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
+    changed = _with_current(history, quarantine=quarantine) if quarantine else history
+    return _prune(_serve(changed, number, reason, now))
 
 
 def settle(history: VersionHistory) -> VersionHistory:
     """Return the history with the current version marked as settled: its canary has ended."""
-    number = history.current.number
-    versions = tuple(
-        dataclasses.replace(v, settled=True) if v.number == number else v for v in history.versions
-    )
-    return dataclasses.replace(history, versions=versions)
+    return _with_current(history, settled=True)
 
 
 def with_time(history: VersionHistory, us: float) -> VersionHistory:
     """Return the history with the microseconds that a run of the current version takes."""
+    return _with_current(history, new_us=us)
+
+
+def _with_current(history: VersionHistory, **changes: Any) -> VersionHistory:
+    """Return the history with changed fields of the current version."""
     number = history.current.number
-    versions = tuple(dataclasses.replace(v, new_us=us) if v.number == number else v for v in history.versions)
+    versions = tuple(dataclasses.replace(v, **changes) if v.number == number else v for v in history.versions)
     return dataclasses.replace(history, versions=versions)
 
 
