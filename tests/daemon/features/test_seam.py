@@ -76,9 +76,15 @@ async def infer(_: Any) -> Any:
     raise AssertionError("nobody asks")
 
 
+def keeping(variants: list[str]) -> Any:
+    """What features keep of a service whose every model has these variants."""
+    registry = SimpleNamespace(variants=lambda _: variants)
+    return SimpleNamespace(registry=registry, changes=SimpleNamespace(registry=registry))
+
+
 def wrapped(entry: ServedModel) -> set[str]:
     """The features that wrap a model which has no variants yet; else that is decided by the model alone."""
-    nobody = cast(Any, SimpleNamespace(registry=SimpleNamespace(variants=lambda _: [])))
+    nobody = keeping([])
     return {each.__name__ for each in FEATURES if each.wrap(nobody, entry, infer) is not None}
 
 
@@ -105,8 +111,7 @@ def test_what_leaves_open_nobody_knows_is_wrapped_where_it_has_variants(feature:
     entry = model()
     entry.manifest = dataclasses.replace(entry.manifest, interface=None)
     for variants, wraps in (([], False), (["m@3"], True)):
-        keeper = SimpleNamespace(registry=SimpleNamespace(variants=lambda _, found=variants: found))
-        assert (feature.wrap(keeper, entry, infer) is not None) is wraps
+        assert (feature.wrap(keeping(variants), entry, infer) is not None) is wraps
 
 
 def refused(options: InferOptions) -> HonedError:
@@ -232,8 +237,9 @@ def test_files_of_features_are_read_beside_the_event_loop(
         service=SimpleNamespace(state_dir=tmp_path),
         sequences=SequenceSettings(),
     )
-    parts = dict.fromkeys(("changes", "installer", "leasing", "usage_log", "store"))
-    base: Any = SimpleNamespace(config=config, registry=place.registry, pool=SimpleNamespace(), **parts)
+    parts: dict[str, Any] = dict.fromkeys(("installer", "leasing", "usage_log", "store"))
+    parts |= {"registry": place.registry, "changes": SimpleNamespace(registry=place.registry)}
+    base: Any = SimpleNamespace(config=config, pool=SimpleNamespace(), **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)
     asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline))
