@@ -254,7 +254,16 @@ def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]
         publisher=parts.publisher,
         usage_log=base.usage_log,
         pipeline=parts.pipeline,
-        metrics=_metrics(parts),
+        metrics=MetricsCollector(
+            started=base.started,
+            registry=base.registry,
+            pool=base.pool,
+            usage_log=base.usage_log,
+            tuner=parts.tuner,
+            connections=lambda: base.clients.connections,
+            lease=base.leasing.metrics,
+            gpu_faults=parts.watch.figures,
+        ),
         leasing=base.leasing,
         tuner=parts.tuner,
         tuner_runs=cache(partial(_tuner_runs, parts, reloader)),
@@ -262,20 +271,6 @@ def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]
         features=parts.features,
         connections=lambda: base.clients.connections,
         damaged=list(damaged),
-    )
-
-
-def _metrics(parts: ServiceComponents) -> MetricsCollector:
-    base = parts.base
-    return MetricsCollector(
-        started=base.started,
-        registry=base.registry,
-        pool=base.pool,
-        usage_log=base.usage_log,
-        tuner=parts.tuner,
-        connections=lambda: base.clients.connections,
-        lease=base.leasing.metrics,
-        gpu_faults=parts.watch.figures,
     )
 
 

@@ -79,7 +79,8 @@ async def infer(_: Any) -> Any:
 def keeping(variants: list[str]) -> Any:
     """What features keep of a service whose every model has these variants."""
     registry = SimpleNamespace(variants=lambda _: variants)
-    return SimpleNamespace(registry=registry, changes=SimpleNamespace(registry=registry))
+    changes = SimpleNamespace(registry=registry)
+    return SimpleNamespace(registry=registry, changes=changes, in_turns=lambda *_: infer)
 
 
 def wrapped(entry: ServedModel) -> set[str]:

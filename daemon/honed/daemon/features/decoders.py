@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
@@ -51,7 +50,7 @@ from honed.daemon.worker.calls import (
 )
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
+from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost
 from honed.protocol.params import InferOptions, InputTensor, PrepareParams
 from honed.protocol.service import IdleStatus
 from honed.protocol.strict import Map
@@ -76,7 +75,6 @@ from .sequences import (
     SequenceFeature,
     SequenceKey,
     empty_result,
-    key_of,
     source_of,
     state_of,
     tokens_result,
@@ -126,20 +124,13 @@ class Decoders(Feature):
         if decoder is None:
             return None
 
-        async def infer_step(call: FeatureRequest) -> Map:
-            key = key_of(call.connection.peer.uid, call.params)
-            if key is None:
-                return await infer(call)
-            deadline = await self.sequencer.begin_turn(key, call)
+        async def run(key: SequenceKey, call: FeatureRequest) -> Map:
             try:
-                return await self._run(key, call, decoder, deadline)
-            except ModelReplaced as error:  # The state belongs to the replaced model
-                raise Unavailable(str(error)) from None
+                return await self._run(key, call, decoder)
             finally:
-                self.sequencer.end_turn(key)
                 self._let_go()
 
-        return infer_step
+        return self.sequencer.in_turns(infer, run)
 
     def _decoder(self, entry: ServedModel) -> DecoderModel | None:
         interface, state = entry.manifest.interface, entry.manifest.state
@@ -227,9 +218,7 @@ class Decoders(Feature):
         self._no_forms.pop(model, None)
         self._pauses.forget(model)
 
-    async def _run(
-        self, key: SequenceKey, call: FeatureRequest, decoder: DecoderModel, deadline: float
-    ) -> Map:
+    async def _run(self, key: SequenceKey, call: FeatureRequest, decoder: DecoderModel) -> Map:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
         options, source = params.parameters or InferOptions(), source_of(entry)
         first, now = bool(options.sequence_start), time.monotonic()
@@ -243,7 +232,7 @@ class Decoders(Feature):
             return empty_result(call)
         try:
             with self.leasing.serving(entry.name, call.connection.peer.pid):
-                result = await self._step(sequence, call, decoder, deadline)
+                result = await self._step(sequence, call, decoder)
         except SequenceLost as lost:
             sequences.drop(key, str(lost))
             raise key.lost(str(lost)) from None
@@ -254,9 +243,7 @@ class Decoders(Feature):
             sequences.drop(key)
         return result
 
-    async def _step(
-        self, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel, deadline: float
-    ) -> Map:
+    async def _step(self, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel) -> Map:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         options = call.params.parameters or InferOptions()
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
@@ -288,7 +275,7 @@ class Decoders(Feature):
                 call_for,
                 regions=plan.regions,
                 priority=plan.priority,
-                timeout=deadline - time.monotonic(),
+                timeout=call.seconds(plan),
                 open_shape=file,
                 empty=plan.empty if file else None,
                 held=True,

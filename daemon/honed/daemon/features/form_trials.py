@@ -18,7 +18,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import Loader
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
-from honed.daemon.serving.trial import PairedTrial, PairedTrialResult
+from honed.daemon.serving.trial import PairedTrialResult, paired_trial
 from honed.daemon.worker.calls import ComparisonRun, RunStep, SetSequence, StepResult
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.daemon.worker.step_inputs import StepSize
@@ -78,7 +78,7 @@ class FormTrial:
         for version in (self, successor):
             for level, rows in enumerate(self._levels):
                 await version._begin(level, rows, self.device)
-        return await PairedTrial(self._by_form, successor._by_form, allowance).run()
+        return await paired_trial(self._by_form, successor._by_form, allowance)
 
     @property
     def _tokens(self) -> int:

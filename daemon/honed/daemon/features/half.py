@@ -20,7 +20,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.loader import zero_inputs
-from honed.daemon.serving.trial import PairedTrial
+from honed.daemon.serving.trial import paired_trial
 from honed.daemon.store.store import Manifest
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
@@ -110,9 +110,9 @@ class HalfForms(Feature):
             for key in keys:
                 for turn in range(_WARM):
                     await run(key, turn)
-            trial = PairedTrial(partial(run, keys[0]), partial(run, keys[1]), _FASTER, (loader.pid,))
+            first, second = (partial(run, key) for key in keys)
             async with loader.comparing:
-                result = await trial.run()
+                result = await paired_trial(first, second, _FASTER, (loader.pid,))
         finally:
             for key in keys:
                 await loader.tell(UnloadModel(key=key))

@@ -12,7 +12,7 @@ import dataclasses
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -259,27 +259,32 @@ class SequenceFeature(Feature):
         if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
 
-        async def infer_in_sequence(call: FeatureRequest) -> Map:
+        return self.in_turns(infer, lambda key, call: self._run(key, call, infer))
+
+    def in_turns(self, infer: Infer, run: Callable[[SequenceKey, FeatureRequest], Awaitable[Map]]) -> Infer:
+        """Return a function that has `run` answer a sequence's requests one by one, and `infer` others."""
+
+        async def infer_in_turn(call: FeatureRequest) -> Map:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
             deadline = await self.begin_turn(key, call)
             try:
-                # The model may have been replaced while the request waited.
-                now = self._registry.model(call.params.model_name)
-                turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
-                return await self._run(key, turn, infer)
+                return await run(key, dataclasses.replace(call, deadline=deadline))
             except ModelReplaced as error:  # The state belongs to the replaced model
                 raise Unavailable(str(error)) from None
             finally:
                 self.end_turn(key)
 
-        return infer_in_sequence
+        return infer_in_turn
 
     async def _run(self, key: SequenceKey, call: FeatureRequest, infer: Infer) -> Map:
         """Run a request with its state; initial state has the shapes of the model's interface."""
-        entry, options, now = call.entry, call.params.parameters or InferOptions(), time.monotonic()
-        source, first, sequences = source_of(entry), bool(options.sequence_start), self.sequences
+        # The model may have been replaced while the request waited.
+        entry, now = self._registry.model(call.params.model_name), time.monotonic()
+        call = dataclasses.replace(call, entry=entry, alone=True)
+        options, sequences = call.params.parameters or InferOptions(), self.sequences
+        source, first = source_of(entry), bool(options.sequence_start)
         if options.sequence_end and not call.params.inputs:
             sequences.resume(key, source, now)
             sequences.drop(key)

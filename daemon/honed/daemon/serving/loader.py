@@ -45,7 +45,7 @@ from honed.protocol.values import ComparedOutput, Empty, OrtSessionConfig
 from honed.runtime import HONED_VERSION
 from honed.runtime.engines import MAX_PAIRS
 
-from .trial import PairedTrial, PairedTrialResult
+from .trial import PairedTrialResult, paired_trial
 
 # ---- The cache of files verified on a device, which outlasts restarts of the service ----
 #
@@ -282,7 +282,7 @@ class Loader:
             return await self._careful(RunComparison(old=old, new=new, pair=turn, which=which))
 
         async with self.comparing:
-            return await PairedTrial(partial(run, 0), partial(run, 1), allowance, most=most).run()
+            return await paired_trial(partial(run, 0), partial(run, 1), allowance, most=most)
 
     async def time_cpu_run(self, key: str, compiled: Path, turn: int) -> ComparisonRun:
         """Run a model of the CPU engine once, on the probe inputs of its compiled file."""

@@ -15,7 +15,7 @@ from honed.runtime.engines import allowance, can_compiled_serve
 
 from .engine_server import EngineServer
 from .loader import LONGEST_OWN_MS, Loader
-from .trial import PairedTrial, Runner
+from .trial import Runner, paired_trial
 
 _FASTEST = "fastest"  # Selects the fastest device by measurement
 Kind = Literal["gpu", "cpu"]
@@ -141,7 +141,7 @@ async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: 
     """Time the compiled file and the CPU engine in turns at the same work; raise what a turn raises."""
     same_cores = device.engine.on_processor
     allowed, processes = allowance(same_cores=same_cores), (device.pid, cpu.pid)
-    result = await PairedTrial(by_cpu, by_device, allowed, processes).run()
+    result = await paired_trial(by_cpu, by_device, allowed, processes)
     cpu_seconds, gpu_seconds = result.runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,

@@ -54,38 +54,34 @@ class PairedTrialResult:
         return f"side by side in the serving worker it is not faster ({times})"
 
 
-@dataclass(frozen=True, slots=True)
-class PairedTrial:
-    """A trial of two runners; the second is fast enough at `allowed` times the time of the first.
+async def paired_trial(
+    first: Runner,
+    second: Runner,
+    allowed: float,
+    processes: tuple[int, ...] = (),
+    most: int = MAX_PAIRS,
+) -> PairedTrialResult:
+    """Compare two runners; the second is fast enough at `allowed` times the time of the first.
 
     Each takes at most `most` turns, but at least one for each set of inputs; the trial ends at the first
     wrong output. Load by programs other than `processes` makes the times provisional. Without
-    `processes`, as on a device of its own, the load is not measured.
+    `processes`, as on a device of its own, the load is not measured. Raises what a runner raises.
     """
-
-    first: Runner
-    second: Runner
-    allowed: float
-    processes: tuple[int, ...] = ()
-    most: int = MAX_PAIRS
-
-    async def run(self) -> PairedTrialResult:
-        """Run the trial; raise what a runner raises."""
-        others, since = None, time.monotonic()
-        if self.processes:
-            others = await in_thread(OtherLoadMeter, self.processes)
-        runs, sets = PairedTiming(self.allowed, self.most), 1
-        while runs.tried < sets or not runs.done:
-            turn, both = runs.tried, [ComparisonRun(), ComparisonRun()]
-            for which in runs.order:
-                both[which] = ran = await (self.second if which else self.first)(turn)
-                sets = max(sets, ran.sets)
-            first, second = both
-            runs.add(first.ns / 1e9, second.ns / 1e9, (first.clock_hz, second.clock_hz))
-            if wrong := first.wrong or second.wrong:
-                return PairedTrialResult(runs=runs, wrong=wrong)
-        if others is None:
-            return PairedTrialResult(runs=runs)
-        await asyncio.sleep(since + _LOOK_SECONDS - time.monotonic())
-        percent = await in_thread(others.percent) or 0.0
-        return PairedTrialResult(runs=runs, others_percent=percent if percent > _BUSY_PERCENT else None)
+    others, since = None, time.monotonic()
+    if processes:
+        others = await in_thread(OtherLoadMeter, processes)
+    runs, sets = PairedTiming(allowed, most), 1
+    while runs.tried < sets or not runs.done:
+        turn, both = runs.tried, [ComparisonRun(), ComparisonRun()]
+        for which in runs.order:
+            both[which] = ran = await (second if which else first)(turn)
+            sets = max(sets, ran.sets)
+        one, other = both
+        runs.add(one.ns / 1e9, other.ns / 1e9, (one.clock_hz, other.clock_hz))
+        if wrong := one.wrong or other.wrong:
+            return PairedTrialResult(runs=runs, wrong=wrong)
+    if others is None:
+        return PairedTrialResult(runs=runs)
+    await asyncio.sleep(since + _LOOK_SECONDS - time.monotonic())
+    percent = await in_thread(others.percent) or 0.0
+    return PairedTrialResult(runs=runs, others_percent=percent if percent > _BUSY_PERCENT else None)
