@@ -42,12 +42,12 @@ from honed.protocol.values import ENGINE_NAMES, PRECISIONS
 
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify, Staged, copies, stage
 
-# Fields of a manifest that describe engines, which are known only once the model is served.
 # Why a model whose state grows has no compiled file.
 _GROWS: Final = (
     "its state grows with each token, so no single size serves its requests; steps of sequences get compiled "
     "forms of their own, which 'hone show' lists"
 )
+# Fields of a manifest that describe engines, which are known only once the model is served.
 _ENGINE_FIELDS: Final = (
     "interface", "decision", "by_hand", "optimisation", "compared_devices",
 )  # fmt: skip

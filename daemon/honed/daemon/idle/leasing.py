@@ -230,13 +230,12 @@ class Leasing:
     def lease(self) -> LeaseStatus:
         """Return the field `lease` of ServerStatus."""
         now, lease = time.monotonic(), self._lease
-        return LeaseStatus(
+        return strict.copy_fields(
+            LeaseStatus,
+            lease.counts,
             state=lease.phase.value,
             holder=self._holder(now),
             waiting=len(lease.waiting),
-            granted=lease.counts.granted,
-            revoked=lease.counts.revoked,
-            overdue=lease.counts.overdue,
             seconds=lease.seconds(now),
             release=lease.releases.summary(),
         )

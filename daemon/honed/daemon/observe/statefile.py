@@ -47,11 +47,7 @@ class StateFile(Generic[T]):
             check(value)
         except FileNotFoundError:
             return None
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ) as error:  # Unreadable, or another format
+        except (OSError, ValueError, RecursionError) as error:  # Unreadable, or another format
             _log.error("%s is lost (%s); %s", self._what, error, put_aside(self._path))
             return None
         self._saved = data

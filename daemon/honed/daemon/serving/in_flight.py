@@ -118,9 +118,8 @@ class InFlightRequests:
         ran = work.model or model
         if work.engine == ran.device:  # Another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if (
-            not work.needs_cpu_engine and ran.manifest.decision.times is not None
-        ):  # Other shapes would not be comparable with the times of the choice
+        # Other shapes would not be comparable with the times of the choice.
+        if not work.needs_cpu_engine and ran.manifest.decision.times is not None:
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return plan.answer(answer, name, self.record_run(model, work, answer, arrived)), answer
