@@ -135,12 +135,9 @@ class Queue:
             ticket.number,
         )
 
-    def retry(self, ticket: Ticket) -> bool:
-        """Enqueue a ticket again, ahead of untried ones; return False if it has had all its attempts."""
-        if ticket.attempts >= ATTEMPTS:
-            return False
+    def retry(self, ticket: Ticket) -> None:
+        """Enqueue a ticket again, ahead of untried ones; it has not had all its attempts."""
         self._waiting[ticket.number] = ticket
-        return True
 
     def cancel(self, number: int) -> bool:
         """Remove a ticket; return False if it is not waiting."""
