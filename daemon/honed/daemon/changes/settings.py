@@ -51,8 +51,8 @@ async def _verify_rows(change: Change, entry: ServedModel) -> None:
     await change.load_stored(cpu, manifest, key)
     call = CompareRows(key=key, inputs=zero_inputs(manifest.interface.inputs, manifest.shapes))
     answer = await cpu.supervisor.call(call, seconds=changes.limits.load_seconds)
-    if answer.wrong:
-        raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.wrong}")
+    if answer.objection:
+        raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.objection}")
 
 
 def _check(settings: ModelSettings, entry: ServedModel) -> None:

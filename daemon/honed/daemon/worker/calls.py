@@ -401,7 +401,14 @@ class DropSequences(WorkerCall[Empty]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareRows(WorkerCall[ComparisonRun]):
+class BatchingCheck:
+    """The result of `CompareRows`: why a model's requests must not be batched, or ""."""
+
+    objection: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRows(WorkerCall[BatchingCheck]):
     """Compare runs of a model on synthetic inputs, one by one and joined; `inputs` are those of a request."""
 
     work = True

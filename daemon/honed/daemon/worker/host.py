@@ -37,6 +37,7 @@ from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, decode_text, dtype, encode_text, is_text
 
 from .calls import (
+    BatchingCheck,
     BatchResult,
     CompareRows,
     ComparisonRun,
@@ -395,9 +396,9 @@ class Host(RpcServer, ABC):
             )
         )
 
-    def _compare_rows(self, call: CompareRows) -> ComparisonRun:
+    def _compare_rows(self, call: CompareRows) -> BatchingCheck:
         shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
-        return ComparisonRun(wrong=objection(self.require_loaded(call.key).run, shapes))
+        return BatchingCheck(objection=objection(self.require_loaded(call.key).run, shapes))
 
     def _warm_up(self, call: WarmUp) -> ComparisonRun:
         zeros = {t.name: zero_inputs(t.shape, t.dtype) for t in call.inputs}
