@@ -227,15 +227,15 @@ class Measured:
     """The result of a candidate, and the device's peaks now.
 
     `ran_at`: when its first run ended, by time.monotonic; None where there was none. `spent`: wall seconds by
-    phase. `spoilt`: the child is to be replaced, because it has grown, or the device's state cannot be relied
-    on any more.
+    phase. `must_end`: the child is to be replaced, because it has grown, or the device's state cannot be
+    relied on any more.
     """
 
     verdict: Verdict
     ran_at: float | None
     spent: dict[str, float]
     peaks: DevicePeaks
-    spoilt: bool
+    must_end: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class MeasuringChild(RpcServer):
             ran_at=examination.ran_at,
             spent=examination.spent,
             peaks=session.peaks,
-            spoilt=worn or examination.tainted,
+            must_end=worn or examination.tainted,
         )
 
     METHODS = by_name(

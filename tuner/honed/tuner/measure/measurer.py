@@ -366,7 +366,7 @@ class Measurer:
         self.spent = answer.spent
         self._profile = replace(self._profile, peaks=answer.peaks)
         verdict = self._check_log(candidate, answer.verdict, answer.ran_at)
-        if answer.spoilt or verdict.outcome is Outcome.FAULT:
+        if answer.must_end or verdict.outcome is Outcome.FAULT:
             self._stop()
         return verdict, False
 
