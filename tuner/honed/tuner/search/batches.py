@@ -324,20 +324,11 @@ def _population(space: Sequence[Schedule]) -> int:
 
 @derived_object
 class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
-    """An adapter of the cost model to the strategy's interface."""
+    """An adapter of the cost model to the strategy's interface, as far as that asks for scores."""
 
     def __init__(self, evolution: Evolution) -> None:
         super().__init__()
         self.evolution = evolution
-
-    def load(self, path: str) -> None:
-        """Do nothing: the owner stores the model."""
-
-    def save(self, path: str) -> None:
-        """Do nothing: the owner stores the model."""
-
-    def update(self, context: Any, candidates: Any, results: Any) -> None:
-        """Do nothing: the model learns from verdicts, not from runner results."""
 
     def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
         """Return scores for the strategy's ranking."""

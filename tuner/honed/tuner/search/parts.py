@@ -15,6 +15,8 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_walk
 
+from honed.tuner.lower.workload import marks_of
+
 from .traces import divisors
 
 # Functions that cost many instructions; everything else may as well be computed again.
@@ -484,6 +486,12 @@ def _by_rows(schedule: Schedule, part: BlockInfo, most: int) -> None:
     if extents[-1] == most or not calls(schedule, part.block, CHOICES):
         _, vector = schedule.split(loops[-1], [None, lanes_of(extents[-1], most)])
         schedule.vectorize(vector)
+
+
+def is_constant(schedule: Schedule, operand: ir.Var) -> bool:
+    """Return whether an operand is a parameter that is equal in all inferences."""
+    func = schedule.mod["main"]
+    return any(func.params[n].same_as(operand) for n in marks_of(func))
 
 
 def is_elementwise(tail: BlockInfo, main: BlockInfo) -> bool:

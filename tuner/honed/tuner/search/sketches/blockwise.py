@@ -17,7 +17,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
-from honed.tuner.lower.workload import marks_of
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
     BlockInfo,
@@ -33,6 +32,7 @@ from honed.tuner.search.parts import (
     demand,
     fuse,
     hold,
+    is_constant,
     is_elementwise,
     lanes_of,
     parts,
@@ -147,13 +147,11 @@ def _of_word(schedule: Schedule, sums: BlockInfo) -> int:
 
 def _lay_out(schedule: Schedule, sums: BlockInfo, whole: BlockInfo, lanes: int) -> list[SBlockRV]:
     """Return the blocks that lay out the constants that are read along the columns."""
-    func = schedule.mod["main"]
-    constants = [func.params[n] for n in marks_of(func)]
     return [
         pack(schedule, part.block, n, columns, lanes)
         for part, columns in ((sums, len(sums.kinds) - 2), (whole, len(whole.kinds) - 2))
         for n in reads_along(schedule, part.block, columns)
-        if any(schedule.get(part.block).reads[n].source.same_as(one) for one in constants)
+        if is_constant(schedule, schedule.get(part.block).reads[n].source)
     ]
 
 

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.lower.workload import marks_of
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
     BlockInfo,
@@ -26,6 +24,7 @@ from honed.tuner.search.parts import (
     contraction,
     demand,
     fuse,
+    is_constant,
     is_elementwise,
     keep_in,
     lanes_of,
@@ -237,7 +236,7 @@ def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProd
     odd_rows = rows is not None and multiples[rows] > 1 and extents[rows] > _FEW_ROWS
     operand = schedule.get(main.block).reads[laned].source
     odd = extents[columns] % _READ_AS_THEY_LIE != 0 or odd_rows
-    demand(extents[columns] >= most and (odd or _is_constant(schedule, operand)))
+    demand(extents[columns] >= most and (odd or is_constant(schedule, operand)))
     return _PanelProduct(
         main=main.block,
         rows=rows,
@@ -247,11 +246,6 @@ def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProd
         lanes=most,
         multiples=multiples,
     )
-
-
-def _is_constant(schedule: Schedule, operand: ir.Var) -> bool:
-    func = schedule.mod["main"]
-    return any(func.params[n].same_as(operand) for n in marks_of(func))
 
 
 def _copy_operand(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
