@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TypeVar
@@ -256,28 +256,6 @@ def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
     return any(str(getattr(call.op, "name", "")).rpartition(".")[2] in names for call in found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileLoops:
-    """The loops of a convolution by level, the outermost first."""
-
-    groups: list[LoopRV]
-    threads: list[LoopRV] = field(default_factory=list)
-    outside: list[LoopRV]  # Loops of the reduction; an image is held under the last of them
-    inside: list[LoopRV]  # Unrolled loops of the reduction
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-    @property
-    def written(self) -> list[LoopRV]:
-        """The unrolled loops, the lanes last."""
-        return [*self.inside, *self.tile, self.lanes]
-
-    @property
-    def in_order(self) -> list[LoopRV]:
-        """The loops of all levels, the outermost first."""
-        return [*self.groups, *self.threads, *self.outside, *self.written]
-
-
 def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
     """Return the lanes worth trying: the widest load of the function's narrowest float, and half of it.
 
@@ -394,9 +372,9 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
     return inner
 
 
-def bind_plane(schedule: Schedule, loops: TileLoops) -> None:
+def bind_plane(schedule: Schedule, groups: Sequence[LoopRV], items: Sequence[LoopRV]) -> None:
     """Bind two loops of groups and two of work-items, each along y and then x."""
-    for bound, kind in ((loops.groups, "blockIdx"), (loops.threads, "threadIdx")):
+    for bound, kind in ((groups, "blockIdx"), (items, "threadIdx")):
         for loop, axis in zip(bound, "yx", strict=True):
             schedule.bind(loop, f"{kind}.{axis}")
 

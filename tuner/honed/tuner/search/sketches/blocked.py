@@ -15,7 +15,6 @@ from honed.tuner.search.parts import (
     BlockInfo,
     Keep,
     SketchLimits,
-    TileLoops,
     accumulate,
     below,
     blocks,
@@ -52,21 +51,21 @@ def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     before, rest = contraction(schedule, Keep.PADDING)
     main = rest[0]
     depthwise = _is_depthwise(schedule, main, most)
-    loops = _split(schedule, main, limits, depthwise=depthwise)
-    schedule.reorder(*loops.in_order)
-    group = fuse(schedule, loops.groups)
+    groups, outside, unrolled, vector = _split(schedule, main, limits, depthwise=depthwise)
+    schedule.reorder(*groups, *outside, *unrolled, vector)
+    group = fuse(schedule, groups)
     schedule.bind(group, "blockIdx.x")
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, group, preserve_unit_loops=True)
     *written, lanes = below(schedule, tail, group)
-    unroll(schedule, [*written, *loops.inside, *loops.tile])
+    unroll(schedule, [*written, *unrolled])
     schedule.vectorize(lanes)
-    schedule.vectorize(loops.lanes)
+    schedule.vectorize(vector)
     padded = [part for part in before if len(part.extents) == _AXES and part.extents[-1] == most]
     for part in padded:
-        compute_in(schedule, part.block, group if depthwise else loops.outside[0], "local")
+        compute_in(schedule, part.block, group if depthwise else outside[0], "local")
         schedule.vectorize(schedule.get_loops(part.block)[-1])
-    schedule.decompose_reduction(main.block, loops.outside[0])
+    schedule.decompose_reduction(main.block, outside[0])
     launch_others(schedule, [p for p in before if p not in padded], rest, limits, most)
 
 
@@ -82,8 +81,13 @@ def _is_depthwise(schedule: Schedule, main: BlockInfo, lanes: int) -> bool:
     return len(lane) == 2
 
 
-def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
-    """Split the axes; sample the size of the rectangle."""
+def _split(
+    schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwise: bool
+) -> tuple[list[LoopRV], list[LoopRV], list[LoopRV], LoopRV]:
+    """Split the axes; sample the size of the rectangle.
+
+    Return the loops of groups, those of the sum, those to unroll, and the lanes.
+    """
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, _MOST_VECTORS)
@@ -94,13 +98,8 @@ def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwi
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
         outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
         summed = [*summed[:-1], outer, inside]
-    return TileLoops(
-        groups=[images, rows, channels, columns],
-        outside=summed[:-1],
-        inside=summed[-1:],
-        tile=[down, across, beside],
-        lanes=lanes,
-    )
+    *outside, inside = summed
+    return [images, rows, channels, columns], outside, [inside, down, across, beside], lanes
 
 
 # Rectangles that do well on processors; docs/dev/measurements.md compares them with others.

@@ -25,7 +25,6 @@ from honed.tuner.search.parts import (
     BlockInfo,
     Keep,
     SketchLimits,
-    TileLoops,
     accumulate,
     below,
     best_group,
@@ -92,20 +91,20 @@ def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     image = _lay_out_image(schedule, what, before)
     main = what.main.block
     weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes, beside=True)
-    loops = _split_packed(schedule, what, limits)
-    schedule.reorder(*loops.in_order)
-    bind_plane(schedule, loops)
+    under, outside, inside, tile = _split_packed(schedule, what, limits)
     tail = accumulate(schedule, rest)
     channels_last(schedule, what.main, what.channel, what.lanes)
-    under = loops.threads[-1]
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
-    _hold(schedule, main, what.image, _image_under(what, loops, limits), what.vector)
-    _hold(schedule, main, 1 - what.image, loops.inside[-1], what.lanes)
-    write_out(schedule, loops.written)
-    schedule.decompose_reduction(main, loops.outside[0])
+    # A window's rows share no rows of the image where a rectangle has one: then each is loaded when needed,
+    # and occupies no registers before. Otherwise Mesa 26.2 spills, and its loads delay each other.
+    one_row = 2 * what.lanes * what.pixels > limits.accumulators and len(inside) == _PLANE
+    _hold(schedule, main, what.image, inside[0] if one_row else outside[-1], what.vector)
+    _hold(schedule, main, 1 - what.image, inside[-1], what.lanes)
+    write_out(schedule, [*inside, *tile])
+    schedule.decompose_reduction(main, outside[0])
     if limits.loads_ahead:
-        schedule.annotate(loops.outside[-1], ROLLED, 1)
+        schedule.annotate(outside[-1], ROLLED, 1)
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
     launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
@@ -165,8 +164,14 @@ def _lay_out_image(schedule: Schedule, what: _PackedConvolution, before: list[Bl
     return made
 
 
-def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
-    """Split the axes and fuse the loops of the grid: channels and images along y, pixels along x."""
+def _split_packed(
+    schedule: Schedule, what: _PackedConvolution, limits: SketchLimits
+) -> tuple[LoopRV, list[LoopRV], list[LoopRV], list[LoopRV]]:
+    """Split the axes and bind the loops of the grid: channels and images along y, pixels along x.
+
+    Return the loop that a work-item runs under, those of the sum outside and inside, and those of the tile,
+    the lanes last.
+    """
     loops = list(schedule.get_loops(what.main.block))
     reduced = what.main.reducing
     window = _axes_to_unroll(what, reduced, limits)
@@ -179,14 +184,10 @@ def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLi
     places, across, _ = sample_tile(schedule, fuse(schedule, pixels), max(limits.threads))
     channels, beside, _ = sample_tile(schedule, channels, max(limits.threads))
     schedule.reorder(*images, channels, places, beside, across)
-    return TileLoops(
-        groups=[fuse(schedule, [*images, channels]), places],
-        threads=[beside, across],
-        outside=outside,
-        inside=inside,
-        tile=tile,
-        lanes=lanes,
-    )
+    groups = [fuse(schedule, [*images, channels]), places]
+    schedule.reorder(*groups, beside, across, *outside, *inside, *tile, lanes)
+    bind_plane(schedule, groups, [beside, across])
+    return across, outside, inside, [*tile, lanes]
 
 
 def _rectangle(
@@ -215,17 +216,6 @@ def _axes_to_unroll(what: _PackedConvolution, reduced: list[int], limits: Sketch
         if math.prod(extents[n] for n in reduced[first:]) * pixels <= _MOST_STEPS:
             return reduced[first:]
     raise ValueError("a window is too large to be written out")
-
-
-def _image_under(what: _PackedConvolution, loops: TileLoops, limits: SketchLimits) -> LoopRV:
-    """Return the loop under which a work-item loads its piece of the image.
-
-    A window's rows share no rows of the image where a rectangle has one: then each is loaded when needed, and
-    occupies no registers before. Otherwise Mesa 26.2 spills, and its loads delay each other.
-    """
-    one_row = 2 * what.lanes * what.pixels > limits.accumulators
-    rows = len(loops.inside) == _PLANE
-    return loops.inside[0] if one_row and rows else loops.outside[-1]
 
 
 def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int) -> None:
@@ -338,7 +328,7 @@ _ACCUMULATORS = 16
 
 @sketch(30)
 def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
-    """Tile a convolution over flat pixels."""
+    """Tile a convolution over flat pixels: channels and images along y, pixels along x."""
     demand(by_single_items(limits))
     rest = flatten(schedule, *contraction(schedule, Keep.PADDING)) or []
     demand(bool(rest) and rest[0].extents[PIXELS] % ALIGNED_PIXELS != 0)
@@ -352,19 +342,23 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     (image,) = reads_along(schedule, main, PIXELS)
     weights = pack(schedule, main, 1 - image, _CHANNELS, lanes, beside=True)
     channels_last(schedule, rest[0], _CHANNELS, lanes)
-    loops = _split_flat(schedule, main, limits, lanes, pixels)
-    under, (steps,) = loops.threads[-1], loops.inside
+    images, channels, places, summed = schedule.get_loops(main)
+    channels, vector = schedule.split(channels, [None, lanes])
+    channels, down, _ = sample_tile(schedule, channels, max(limits.threads))
+    places, tile = schedule.split(places, [None, pixels])
+    places, under, _ = sample_tile(schedule, places, max(limits.threads))
+    outside, steps, _ = sample_tile(schedule, summed, limits.unroll)
+    schedule.reorder(images, channels, places, down, under, outside, steps, tile, vector)
+    bind_plane(schedule, [fuse(schedule, [images, channels]), places], [down, under])
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     schedule.compute_at(held, steps, preserve_unit_loops=True)
     vectors = schedule.cache_read(main, 1 - image, "local")
     schedule.compute_at(vectors, steps, preserve_unit_loops=True)
-    *others, vector = below(schedule, vectors, steps)
-    unroll(
-        schedule, [*below(schedule, tail, under), *below(schedule, held, steps), *others, steps, *loops.tile]
-    )
-    for loop in (vector, loops.lanes):
+    *others, loaded = below(schedule, vectors, steps)
+    unroll(schedule, [*below(schedule, tail, under), *below(schedule, held, steps), *others, steps, tile])
+    for loop in (loaded, vector):
         schedule.vectorize(loop)
-    schedule.decompose_reduction(main, loops.outside[0])
+    schedule.decompose_reduction(main, outside)
     launch_packing(schedule, weights, lanes, limits)
 
 
@@ -381,29 +375,6 @@ def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockR
     schedule.compute_inline(cropped)
     schedule.set_scope(padded[0], 0, "local")
     return padded[0]
-
-
-def _split_flat(
-    schedule: Schedule, main: SBlockRV, limits: SketchLimits, lanes: int, pixels: int
-) -> TileLoops:
-    """Split the axes: channels and images along y, pixels along x; how many work-items is left open."""
-    images, channels, places, summed = schedule.get_loops(main)
-    channels, vector = schedule.split(channels, [None, lanes])
-    channels, down, _ = sample_tile(schedule, channels, max(limits.threads))
-    places, tile = schedule.split(places, [None, pixels])
-    places, across, _ = sample_tile(schedule, places, max(limits.threads))
-    outside, steps, _ = sample_tile(schedule, summed, limits.unroll)
-    schedule.reorder(images, channels, places, down, across, outside, steps, tile, vector)
-    loops = TileLoops(
-        groups=[fuse(schedule, [images, channels]), places],
-        threads=[down, across],
-        outside=[outside],
-        inside=[steps],
-        tile=[tile],
-        lanes=vector,
-    )
-    bind_plane(schedule, loops)
-    return loops
 
 
 def point_groups(sketch: ScheduleTrace) -> ScheduleTrace | None:

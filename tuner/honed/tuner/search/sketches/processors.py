@@ -18,7 +18,6 @@ from honed.tuner.search.parts import (
     BlockInfo,
     Keep,
     SketchLimits,
-    TileLoops,
     alone,
     below,
     contraction,
@@ -82,13 +81,13 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
         image = maker(schedule, main, what.image, before)
         made = image.block if image else None
         laid_out.append(pack(schedule, main, what.image, what.channel, what.lanes, made))
-    loops = _rectangle_loops(schedule, what)
-    schedule.reorder(*loops.in_order)
-    group = fuse(schedule, loops.groups)
+    groups, outside, written = _rectangle_loops(schedule, what)
+    schedule.reorder(*groups, *outside, *written)
+    group = fuse(schedule, groups)
     schedule.bind(group, "blockIdx.x")
     _write_in_lanes(schedule, what, rest, group)
-    write_out(schedule, loops.written)
-    schedule.decompose_reduction(main, loops.outside[0])
+    write_out(schedule, written)
+    schedule.decompose_reduction(main, outside[0])
     for block in laid_out:
         launch_rows(schedule, block, what.lanes)
     launch_others(schedule, [p for p in before if p.block not in laid_out], rest, limits, most)
@@ -122,10 +121,14 @@ def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most
     )
 
 
-def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
-    """Split the axes; sample the size of the rectangle."""
+def _rectangle_loops(
+    schedule: Schedule, what: _Convolution
+) -> tuple[list[LoopRV], list[LoopRV], list[LoopRV]]:
+    """Split the axes; sample the size of the rectangle.
+
+    Return the loops of groups, those of the sum, and the unrolled ones with the lanes last.
+    """
     loops = list(schedule.get_loops(what.main.block))
-    reduced = [loops[n] for n in what.main.reducing]
     vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
     vectors, beside, _ = sample_tile(schedule, vectors, _MOST_BESIDE)
     outer, tile = list[LoopRV](), list[LoopRV]()
@@ -133,17 +136,12 @@ def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
-    *outside, row = reduced
+    *outside, row = (loops[n] for n in what.main.reducing)
     if (extent := int(schedule.get(row).extent)) > _WRITTEN:
         turns, row = schedule.split(row, [None, max(divisors(extent, _WRITTEN))])
         outside.append(turns)
-    return TileLoops(
-        groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
-        outside=outside,
-        inside=[row],
-        tile=[beside, *tile],
-        lanes=lanes,
-    )
+    groups = [*loops[: what.channel], *outer[:-1], vectors, outer[-1]]
+    return groups, outside, [row, beside, *tile, lanes]
 
 
 def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockInfo], under: LoopRV) -> None:
