@@ -19,7 +19,7 @@ from honed.machine.devices import Device
 from honed.protocol.strict import Map
 from honed.tuner.records.store import Records
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.children import Proposals, SearchChild
+from honed.tuner.tune.children import Extract, Proposals, SearchChild
 from honed.tuner.tune.session import Rooflines, SearchBudget, TuningSession
 from honed.tuner.tune.trials import Trials
 
@@ -149,7 +149,8 @@ def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials:
         proposals = Proposals(search, records, setup, ahead=False)
         rooflines = Rooflines(joined.profile, lambda: joined.profile)
         session = TuningSession("m", rooflines, measuring, proposals, heard)
-        session.run(lambda: search.extract(model, {}, "auto"), SearchBudget(trials=trials))
+        call = Extract(path=model, shapes={}, precision="auto")
+        session.run(lambda: search.find_tasks(call), SearchBudget(trials=trials))
     farm.processes.pop().close()
     return recording
 

@@ -24,7 +24,7 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records.rows import DefaultScheduleTime
 from honed.tuner.records.store import Records
 from honed.tuner.setup import for_defaults, setup_for
-from honed.tuner.tune.children import SearchChild
+from honed.tuner.tune.children import Extract, SearchChild
 from honed.tuner.tune.extract import Extraction, extract
 from honed.tuner.tune.session import SearchBudget
 from tests.tuner import running
@@ -156,11 +156,12 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
     one = bench(_ONE)
     events: list[dict[str, Any]] = []
     profile = replace(one.profile, peaks=survey(None, cache_dir).profile.peaks)
+    call = Extract(path=one.path, shapes={}, precision="fp32")
     with (
         SearchChild(profile, one.records.with_suffix(".npz"), 0) as search,
         running.session(one.device.spec, profile, one.records, search, events.append) as session,
     ):
-        session.run(lambda: search.extract(one.path, {}, "fp32"), SearchBudget(trials=0))
+        session.run(lambda: search.find_tasks(call), SearchBudget(trials=0))
         (form,) = session.table().forms
         runs = {p.task.key: p.weight for p in session.tasks}
         seconds = {p.task.key: p.best for p in session.tasks if p.best is not None}

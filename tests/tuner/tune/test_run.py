@@ -15,7 +15,7 @@ import pytest
 from honed.machine import devices
 from honed.machine.peaks import survey
 from honed.runtime.execution.executor import load
-from honed.tuner.tune.children import SearchChild
+from honed.tuner.tune.children import Extract, SearchChild
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import TaskState
 from tests.tuner import running
@@ -131,11 +131,12 @@ def test_a_task_that_breaks_the_compiler_is_lost_alone(
     found = survey(None, cache_dir)
     events: list[dict[str, Any]] = []
     command = broken_searcher.command(how, "matmul")
+    call = Extract(path=model, shapes={}, precision="auto")
     with (
         SearchChild(found.profile, records.with_suffix(".npz"), 0, command) as search,
         running.session(found.spec, found.profile, records, search, events.append) as session,
     ):
-        session.run(lambda: search.extract(model, {}, "auto"), SearchBudget(trials=3))
+        session.run(lambda: search.find_tasks(call), SearchBudget(trials=3))
     by_name = {p.task.name: p for p in session.tasks}
     assert by_name["matmul"].stage is TaskState.FAILED
     why = {

@@ -20,7 +20,7 @@ from honed.runtime.client import Client
 from honed.runtime.compiled.model import ScheduleProvenance
 from honed.tuner.measure.candidate import LEASED
 from honed.tuner.measure.gate import LeaseGate
-from honed.tuner.tune.children import compile_apart
+from honed.tuner.tune.children import Extract, compile_apart
 from honed.tuner.tune.session import SearchBudget, SessionResources, on_device
 from honed.tuner.tune.task import headroom, headrooms, loss_by_choices
 
@@ -94,15 +94,13 @@ class TuningPass:
             self._opened = opened
             hints = opened.records.latest_hint(self._plan.name)
             session = opened.session
-            session.run(
-                lambda: opened.search.extract(
-                    self._source,
-                    self._given.shapes,
-                    self._given.precision,
-                    existing_build=self._existing_build,
-                ),
-                SearchBudget(),
+            call = Extract(
+                path=self._source,
+                shapes=dict(self._given.shapes),
+                precision=self._given.precision,
+                existing_build=self._existing_build,
             )
+            session.run(lambda: opened.search.find_tasks(call), SearchBudget())
             self._publish(least=_LAST)
             if not session.tasks:
                 return history

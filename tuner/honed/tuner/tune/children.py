@@ -58,8 +58,8 @@ class Extract(Call[ModelTasks]):
     path: Path
     shapes: dict[str, tuple[int, ...]]
     precision: str
-    calibration: Path | None
-    existing_build: Path | None
+    calibration: Path | None = None
+    existing_build: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,35 +256,11 @@ class SearchChild:
         self._stop()
         self._folder.cleanup()
 
-    def extract(
-        self,
-        path: Path,
-        shapes: Mapping[str, tuple[int, ...]],
-        precision: str,
-        *,
-        calibration: Path | None = None,
-        existing_build: Path | None = None,
-    ) -> ModelTasks:
-        """Extract the model's tasks.
+    def find_tasks(self, call: Extract | Adopt) -> ModelTasks:
+        """Return the tasks that later calls may load; ask once more where a signal ended the child.
 
-        `calibration` and `existing_build` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises
-        ModelRefused as compiling does, Internal where the child breaks.
+        Raises ModelRefused as compiling does, Internal where the child breaks.
         """
-        call = Extract(
-            path=path.absolute(),
-            shapes=dict(shapes),
-            precision=precision,
-            calibration=calibration and calibration.absolute(),
-            existing_build=existing_build and existing_build.absolute(),
-        )
-        return self._extract(call)
-
-    def adopt(self, func: str, name: str, outputs: int) -> ModelTasks:
-        """Adopt one function, as TVM's JSON text, as the only task, run once; raises as `extract` does."""
-        return self._extract(Adopt(func=func, name=name, outputs=outputs))
-
-    def _extract(self, call: Call[ModelTasks]) -> ModelTasks:
-        """Return the answer; ask once more where a signal from elsewhere ended the child."""
         try:
             with suppress(SearchKilled):
                 return self._ask(call, self._deadlines.extract)

@@ -19,7 +19,7 @@ from honed.jobs.events import Stage
 from honed.protocol.errors import NotFound
 from honed.protocol.strict import copy_fields
 
-from .children import compile_apart
+from .children import Extract, compile_apart
 from .compare import Compared, compare
 from .session import Emit, OpenInstrument, SearchBudget, SessionResources, TuningSession, on_device
 from .task import CUT, ModelTasks, TaskState
@@ -208,9 +208,8 @@ def _instrument(job: commands.Search[Any]) -> OpenInstrument:
 
 
 def _extraction(job: commands.Search[Any], run: SessionResources) -> Callable[[], ModelTasks]:
-    return lambda: run.search.extract(
-        job.file, job.shapes, job.precision, calibration=job.calibration, existing_build=job.current
-    )
+    call = copy_fields(Extract, job, path=job.file, existing_build=job.current)
+    return lambda: run.search.find_tasks(call)
 
 
 def _result(session: TuningSession, outcome: Publication) -> events.Tuned:

@@ -21,6 +21,7 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
+from .children import Adopt
 from .extract import adopt
 from .session import SearchBudget, SessionResources, on_device
 from .task import TaskProgress
@@ -68,7 +69,7 @@ def tune_function(
     default schedule is not right on it.
     """
     adopt(func, name, outputs)
-    text = tvm.ir.save_json(func)
+    call = Adopt(func=tvm.ir.save_json(func), name=name, outputs=outputs)
     with (
         tempfile.TemporaryDirectory(prefix="honed-tune-") as own,
         SessionResources(
@@ -81,7 +82,7 @@ def tune_function(
         ) as run,
     ):
         budget = SearchBudget(trials=trials, seconds=seconds)
-        run.session.run(lambda: run.search.adopt(text, name, outputs), budget)
+        run.session.run(lambda: run.search.find_tasks(call), budget)
         (progress,) = run.session.tasks
     return _result_of(func, name, progress, run.profile)
 
