@@ -258,7 +258,7 @@ def outcome(made: Plan, preparation: tuple[Preparation, ...], runs: int) -> list
     def run(step: object) -> None:
         assert not isinstance(step, HostCall)
         found = list(uses(made.kernels, step))  # type: ignore[arg-type]
-        what = tuple(held[use.buffer] for use in found if use.reads)
+        what = tuple(held[use.buffer] for use in found if not use.writes)
         updated = getattr(step, "kernel", None)
         for n, use in enumerate(found):
             if use.writes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.graph.fp16_casts import Exemptions
-from honed.tuner.mixed_precision.child import Error, PrecisionTrials, search
+from honed.tuner.mixed_precision.child import Deviation, PrecisionTrials, search
 
+Error = Callable[[Exemptions], float]
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]
 PRODUCTS = OPERATORS[::3]
@@ -25,7 +28,8 @@ def _summed(rounded: dict[str, float], added: dict[str, float]) -> Error:
 
 
 def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 48) -> Exemptions | None:
-    return search(OPERATORS, PRODUCTS, usual, PrecisionTrials(error, trials), BOUND)
+    made = PrecisionTrials(lambda keep: Deviation(output="", error=error(keep)), trials)
+    return search(OPERATORS, PRODUCTS, usual, made, BOUND)
 
 
 def test_nothing_is_kept_where_nothing_is_needed() -> None:

@@ -204,10 +204,10 @@ def lay_out(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
         number = len(boxes)
         boxes.append(_box(model, part, times, readers))
         for use in (use for step in _steps(model, part) for use in uses(model.kernels, step)):
-            if use.reads:
-                edges += ((box, number) for box in writers.of(use.buffer) if box != number)
             if use.writes:
                 writers.add(use.buffer, number)
+            else:
+                edges += ((box, number) for box in writers.of(use.buffer) if box != number)
     made = {t.name: writers.of(t.buffer) for t in model.outputs}
     given = {t.name: [n] for n, t in enumerate(model.inputs)}
     split = model.split
@@ -364,7 +364,7 @@ def _readers(model: CompiledModel) -> dict[int, set[int]]:
     read: dict[int, set[int]] = {}
     for n, step in enumerate(model.steps):
         for use in uses(model.kernels, step):
-            if use.reads:
+            if not use.writes:
                 read.setdefault(use.buffer, set()).add(n)
     beside: dict[int, list[int]] = {}
     for index in read:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import NamedTuple, get_args
 
 from honed.protocol.errors import ModelFileError
 from honed.runtime.dtypes import dtype
@@ -50,18 +50,11 @@ _INFERENCE = _Stage("step", frozenset(get_args(Place)), frozenset({"output", "sc
 _OF_FAMILIES: tuple[Place, ...] = ("input", "output", "scratch")  # Places of buffers within others
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A use of one buffer by one step."""
+class Use(NamedTuple):
+    """A use of one buffer by one step, which either writes the buffer, or reads what was written earlier."""
 
     buffer: int
-    reads: bool  # Requires an earlier write
     writes: bool
-
-    @classmethod
-    def of(cls, buffer: int, access: Literal["read", "write", "readwrite"]) -> Use:
-        """Return a kernel's use of a buffer, from its access to the argument."""
-        return cls(buffer, reads=access == "read", writes=access != "read")
 
 
 def family_of(buffers: Sequence[Buffer], index: int) -> int:
@@ -126,15 +119,13 @@ def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
     """Yield every use of a buffer by `step`, in the order of its arguments."""
     if isinstance(step, Launch):
         for arg, index in zip(kernels[step.kernel].args, step.buffers, strict=True):
-            yield Use.of(index, arg.access)
+            yield Use(index, writes=arg.access != "read")
     elif isinstance(step, Copy):
-        yield Use(step.source, reads=True, writes=False)
-        yield Use(step.target, reads=False, writes=True)
+        yield Use(step.source, writes=False)
+        yield Use(step.target, writes=True)
     else:
-        for index in step.inputs:
-            yield Use(index, reads=True, writes=False)
-        for index in step.outputs:
-            yield Use(index, reads=False, writes=True)
+        yield from (Use(index, writes=False) for index in step.inputs)
+        yield from (Use(index, writes=True) for index in step.outputs)
 
 
 def constants_of(model: CompiledModel, steps: Iterable[Step]) -> frozenset[int]:
@@ -302,7 +293,7 @@ def _check_order(model: CompiledModel) -> None:
 
     for where, step, _ in _in_order(model):
         for use in uses(model.kernels, step):
-            if use.reads and not has_contents(use.buffer):
+            if not use.writes and not has_contents(use.buffer):
                 whole = family_of(buffers, use.buffer) in parts
                 missing = "all of it was written" if whole else "anything was written to it"
                 raise fail(f"{where} reads buffer {use.buffer} before {missing}")

@@ -79,7 +79,7 @@ def _changing(steps: Sequence[Sequence[Use] | None], chosen: Container[int]) -> 
             if use.writes and (n not in chosen or use.buffer in read):
                 found.add(use.buffer)
         if n not in chosen:
-            read.update(use.buffer for use in step or () if use.reads)
+            read.update(use.buffer for use in step or () if not use.writes)
     return found
 
 
@@ -94,7 +94,7 @@ def _find_unpreparable(
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
     refused = set()
     for n, step in chosen.items():
-        read = [use.buffer for use in step if use.reads]
+        read = [use.buffer for use in step if not use.writes]
         written = [use.buffer for use in step if use.writes]
         constants = frozenset().union(*(behind.get(b, frozenset()) for b in (*read, *written)))
         allowed = max(_GROWTH * sum(buffers[b].nbytes for b in constants), _SMALL_BYTES)

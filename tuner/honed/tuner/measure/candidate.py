@@ -75,7 +75,7 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
         for n, v in enumerate(values)
     ]
     steps = [
-        [Use.of(index, kind.access) for index, kind in zip(launch.args, launch.arg_types, strict=True)]
+        [Use(index, kind.access != "read") for index, kind in zip(launch.args, launch.arg_types, strict=True)]
         for launch in candidate.launches
     ]
     room = sum(value.nbytes for value in candidate.inner)

@@ -354,25 +354,24 @@ def _error(expected: Array, actual: Array) -> float:
     return compare(expected, actual, 0.0).error
 
 
-Error = Callable[[Exemptions], float]
 # Share of the bound below which the error of a group of operators alone is not examined further.
 _NEGLIGIBLE = 1 / 16
 
 
 class PrecisionTrials:
-    """The errors of trials, each made once, up to a maximum number."""
+    """The deviations that trials found, each made once, up to a maximum number."""
 
-    def __init__(self, error: Error, most: int) -> None:
-        self._error = error
+    def __init__(self, deviation: Callable[[Exemptions], Deviation], most: int) -> None:
+        self._deviation = deviation
         self.left = most
-        self._known: dict[Exemptions, float] = {}
+        self.known: dict[Exemptions, Deviation] = {}
 
     def __call__(self, keep: Exemptions) -> float:
         """Return the error; an unknown one costs a trial."""
-        if keep not in self._known:
+        if keep not in self.known:
             self.left -= 1
-            self._known[keep] = self._error(keep)
-        return self._known[keep]
+            self.known[keep] = self._deviation(keep)
+        return self.known[keep].error
 
 
 def search(
@@ -506,19 +505,13 @@ def decide(
     simulation = Simulation(model, sets, threads)
     names, work = simulation.operators, simulation.multiply_adds
     usual = usually(model.graph).single
-    deviations: dict[Exemptions, Deviation] = {}
-
-    def error(keep: Exemptions) -> float:
-        deviations[keep] = simulation.deviation(keep, runs)
-        return deviations[keep].error
-
     affordable = operations // simulation.cost  # Runs, with those in float32
     runs = min(_MOST_RUNS * len(sets), max(1, affordable // _LEAST_TRIALS))
     most = min(_MOST_TRIALS, affordable // runs - 1)
-    trials = PrecisionTrials(error, most)
+    trials = PrecisionTrials(lambda keep: simulation.deviation(keep, runs), most)
     found = search(names, list(work), usual, trials, BOUND) if most > 0 else None
     least = trials(found) if found else None
-    plain = deviations.get(Exemptions(single=usual))
+    plain = trials.known.get(Exemptions(single=usual))
     single = found.single if found else frozenset(names)
     halves = sum(n for name, n in work.items() if name not in single)
     return PrecisionAnswer(
@@ -526,7 +519,7 @@ def decide(
         wide=tuple(sorted(found.wide)) if found else (),
         operators=len(names),
         products=len(work),
-        trials=len(deviations),
+        trials=len(trials.known),
         sets=min(runs, len(sets)),
         plain=plain.error if plain else None,
         output=plain.output if plain else "",
