@@ -66,33 +66,24 @@ def load(
 _LONG_SECONDS = 0.25  # Seconds of a run; a run expected to take longer can be cancelled between its launches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldPorts:
     """The ports of a decoder's steps, whose state grows on the device.
 
-    `names` are the inputs that grow, `given` and `made` the other inputs and outputs, and `copies` append new
-    rows to the state.
+    `names` are the inputs that grow, `given` and `made` the other inputs and outputs; `row_bytes` is the size
+    of a row of the state.
     """
 
-    names: frozenset[str]
-    given: tuple[Port, ...]
-    made: tuple[Port, ...]
-    copies: tuple[RowCopy, ...]
-    copying: Calls  # Driver calls of the copies
-    row_bytes: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         growing: Sequence[Growth],
         inputs: Sequence[Port],
         outputs: Sequence[Port],
         buffers: Sequence[Any],
         queue: Any,
-    ) -> _HeldPorts:
-        """Return the ports for this state; raise InvalidArgument if the model's outputs lack rows of it."""
+    ) -> None:
+        """Bind the copies of new rows; raise InvalidArgument if the model's outputs lack some of them."""
         given, made = ({port.name: port for port in ports} for ports in (inputs, outputs))
-        copies, row_bytes = list[RowCopy](), 0
+        self._copies, self.row_bytes = list[RowCopy](), 0
         for each in growing:
             taken, new = given.pop(each.input), made.pop(each.output)
             capacity, rows = taken.shape[each.axis], new.shape[each.axis]
@@ -102,25 +93,21 @@ class _HeldPorts:
                 )
             elements = math.prod(taken.shape[each.axis + 1 :])
             outer = math.prod(taken.shape[: each.axis])
-            row_bytes += outer * elements * taken.seen.itemsize
+            self.row_bytes += outer * elements * taken.seen.itemsize
             if taken.buffer != new.buffer:  # An equal buffer is written in place
                 row = elements * taken.held.itemsize
                 ends = buffers[new.buffer], buffers[taken.buffer]
-                copies.append(RowCopy(queue, *ends, outer=outer, row=row, written=rows, capacity=capacity))
-        return cls(
-            names=frozenset(each.input for each in growing),
-            given=tuple(given.values()),
-            made=tuple(made.values()),
-            copies=tuple(copies),
-            copying=Calls(copy.call for copy in copies),
-            row_bytes=row_bytes,
-        )
+                copy = RowCopy(queue, *ends, outer=outer, row=row, written=rows, capacity=capacity)
+                self._copies.append(copy)
+        self.names = frozenset(each.input for each in growing)
+        self.given, self.made = tuple(given.values()), tuple(made.values())
+        self._copying = Calls(copy.call for copy in self._copies)
 
     def append(self, rows: int, count: int) -> None:
         """Enqueue copies of `count` new rows to follow the first `rows` of the state; raise DeviceError."""
-        for copy in self.copies:
+        for copy in self._copies:
             copy.set(rows, count)
-        self.copying.make()
+        self._copying.make()
 
 
 class Executor(Closing):
@@ -223,7 +210,7 @@ class Executor(Closing):
     def _state_ports(self, growing: tuple[Growth, ...]) -> _HeldPorts:
         """Return the ports for this state, which are computed once."""
         if growing not in self._growing:
-            self._growing[growing] = _HeldPorts.of(
+            self._growing[growing] = _HeldPorts(
                 growing, self._inputs.ports, self._outputs.ports, self._memory.buffers, self._queue
             )
         return self._growing[growing]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import onnx
 
@@ -101,7 +101,7 @@ def divide(
 
     Where no unit is left to compile, all are in the last partition.
     """
-    graph = _NodeGraph.of(units, frozenset(tied), frozenset(outputs))
+    graph = _NodeGraph(units, frozenset(tied), frozenset(outputs))
     able = [unit.able for unit in units]
     while True:
         graph.close(able)
@@ -184,26 +184,19 @@ def _give_up_least(
     return True
 
 
-@dataclass()
 class _NodeGraph:
-    units: Sequence[PartitionNode]
-    tied: frozenset[str]
-    outputs: frozenset[str]
-    maker: Mapping[str, int]
-    before: Sequence[Sequence[int]]
-    after: Sequence[Sequence[int]]
-    # A unit that must share each unit's partition, or the unit itself
-    group: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, units: Sequence[PartitionNode], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
-        maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
-        before = [sorted({maker[name] for name in unit.reads if name in maker}) for unit in units]
-        after: list[list[int]] = [[] for _ in units]
-        for n, makers in enumerate(before):
+    def __init__(self, units: Sequence[PartitionNode], tied: Set[str], outputs: Set[str]) -> None:
+        self.units, self.tied, self.outputs = units, tied, outputs
+        self.maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
+        self.before = [
+            sorted({self.maker[name] for name in unit.reads if name in self.maker}) for unit in units
+        ]
+        self.after: list[list[int]] = [[] for _ in units]
+        for n, makers in enumerate(self.before):
             for one in makers:
-                after[one].append(n)
-        return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
+                self.after[one].append(n)
+        # A unit that must share each unit's partition, or the unit itself
+        self.group = list(range(len(units)))
 
     def close(self, able: list[bool]) -> None:
         """Merge units that must be in one partition with those between them, until none remains between."""
@@ -286,17 +279,11 @@ class _NodeGraph:
 
         These are all units from tied outputs on, and partitions that lead nowhere else.
         """
-        found: set[int] = set()
         members = self._members()
         open_ = self.tied & self.outputs
-        waiting = [n for n, unit in enumerate(self.units) if not open_.isdisjoint(unit.makes)]
-        while waiting:
-            n = waiting.pop()
-            if n in found:
-                continue
-            for one in members[self._root(n)]:
-                found.add(one)
-                waiting += [m for m in self.after[one] if m not in found]
+        first = {self._root(n) for n, unit in enumerate(self.units) if not open_.isdisjoint(unit.makes)}
+        start = [n for root in first for n in members[root]]
+        found = {*start, *self._find_reachable(start, self.after, members)}
         self._lead_there(found, able, members)
         return found
 
