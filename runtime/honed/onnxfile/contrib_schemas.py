@@ -53,6 +53,10 @@ class _StandInWriter:
         made.attribute.extend(a for a in self.node.attribute if wanted(a.name))
         self.made.append(made)
 
+    def as_float(self, x: str) -> str:
+        """Add a node whose output is `x` as type float, and return its output's name."""
+        return self.add("Cast", [x], to=TensorProto.FLOAT)
+
     def inner(self, op: str, inputs: Sequence[str], **attrs: object) -> str:
         """Add a node whose output only other stand-ins read, and return the name of that output."""
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
@@ -117,22 +121,10 @@ def _average(w: _StandInWriter) -> None:
     w.copy("MaxPool", w.inputs_at(0), w.node.output[:1], kept.__contains__)
 
 
-def _write_concatenation(w: _StandInWriter) -> None:
-    w.add("Concat", w.node.input[2::3], axis=_attribute(w.node, "axis", 0))
-
-
 def _write_normalisation(w: _StandInWriter) -> None:
     total = w.add("Add", w.inputs_at(0, 1))
     if len(w.node.output) > 3 and w.node.output[3]:
         w.add("Identity", [total], w.node.output[3])
-
-
-def _write_embedding(w: _StandInWriter) -> None:
-    w.add("Gather", w.inputs_at(2, 0), axis=0)
-
-
-def _write_integer_embedding(w: _StandInWriter) -> None:
-    w.add("Cast", [w.inner("Gather", w.inputs_at(2, 0), axis=0)], to=TensorProto.FLOAT)
 
 
 def _attention(w: _StandInWriter) -> None:
@@ -177,21 +169,13 @@ def _write_transposed_product(w: _StandInWriter) -> None:
     w.add("Einsum", w.inputs_at(0, 1), equation=f"...{left},...{right}->...ik")
 
 
-def _integer_product(w: _StandInWriter) -> None:
-    w.add("Cast", [w.inner("MatMul", w.inputs_at(0, 1))], to=TensorProto.FLOAT)
-
-
 def _gemm_of_integers(w: _StandInWriter) -> None:
     product = [f"{w.node.output[0]}, stand-in"]
     w.copy("Gemm", w.inputs_at(0, 3), product, lambda _: True)
     if w.is_given(8):
         w.add("Identity", product)
     else:
-        w.add("Cast", product, to=TensorProto.FLOAT)
-
-
-def _few_bits(w: _StandInWriter) -> None:
-    w.wide(w.node.input[0], _attribute(w.node, "N", 1))
+        w.as_float(*product)
 
 
 def _write_grouped(w: _StandInWriter) -> None:
@@ -209,10 +193,6 @@ def _few_bits_table(w: _StandInWriter) -> None:
         w.wide(typed, columns[-1] * 8 // bits)
 
 
-def _lstm(w: _StandInWriter) -> None:
-    w.copy("LSTM", w.inputs_at(0, 1, 2), w.node.output, lambda _: True)
-
-
 _STAND_INS: dict[str, StandIn] = {
     **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"], _same),
     **dict.fromkeys(["QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"], _same),
@@ -220,31 +200,26 @@ _STAND_INS: dict[str, StandIn] = {
     **dict.fromkeys(["Attention", "QAttention"], _attention),
     **dict.fromkeys(["FusedMatMul", "TransposeMatMul"], _write_transposed_product),
     **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _write_normalisation),
-    "DynamicQuantizeLSTM": _lstm,
+    "DynamicQuantizeLSTM": lambda w: w.copy("LSTM", w.inputs_at(0, 1, 2), w.node.output, lambda _: True),
     "DynamicQuantizeMatMul": _as("MatMul", 0, 1),
-    "EmbedLayerNormalization": _write_embedding,
+    "EmbedLayerNormalization": lambda w: w.add("Gather", w.inputs_at(2, 0), axis=0),
     "FusedConv": _as("Conv", 0, 1, without="activation"),
     "FusedGemm": _as("Gemm", 0, 1, without="activation"),
     "GatherBlockQuantized": _few_bits_table,
     "GroupQueryAttention": _write_grouped,
-    "MatMulIntegerToFloat": _integer_product,
-    "MatMulNBits": _few_bits,
+    "MatMulIntegerToFloat": lambda w: w.as_float(w.inner("MatMul", w.inputs_at(0, 1))),
+    "MatMulNBits": lambda w: w.wide(w.node.input[0], _attribute(w.node, "N", 1)),
     "MultiHeadAttention": _heads,
-    "QEmbedLayerNormalization": _write_integer_embedding,
+    "QEmbedLayerNormalization": lambda w: w.as_float(w.inner("Gather", w.inputs_at(2, 0), axis=0)),
     "QGemm": _gemm_of_integers,
     "QLinearAdd": _as("Add", 0, 3),
     "QLinearAveragePool": _channels_first(_average),
-    "QLinearConcat": _write_concatenation,
+    "QLinearConcat": lambda w: w.add("Concat", w.node.input[2::3], axis=_attribute(w.node, "axis", 0)),
     "QLinearConv": _channels_first(_as("Conv", 0, 3)),
     "QLinearGlobalAveragePool": _channels_first(_as("GlobalMaxPool", 0)),
     "QLinearMul": _as("Mul", 0, 3),
     "QLinearWhere": _as("Where", 0, 1, 4),
 }  # fmt: skip
-
-
-def _in_floats(w: _StandInWriter) -> None:
-    """Write a stand-in whose output is of type float and has the first input's shape."""
-    w.add("Cast", w.inputs_at(0), to=TensorProto.FLOAT)
 
 
 def _targets(w: _StandInWriter) -> None:
@@ -258,7 +233,7 @@ def _side_by_side(w: _StandInWriter) -> None:
 
 
 _OF_MACHINE_LEARNING: dict[str, StandIn] = {
-    **dict.fromkeys(["Normalizer", "Scaler"], _in_floats),
+    **dict.fromkeys(["Normalizer", "Scaler"], lambda w: w.as_float(w.node.input[0])),
     **dict.fromkeys(["LinearRegressor", "SVMRegressor"], _targets),
     "FeatureVectorizer": _side_by_side,
     "Imputer": _same,

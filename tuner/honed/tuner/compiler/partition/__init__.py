@@ -277,9 +277,9 @@ def partition_model(
     )
     try:
         try:
-            made = _cut(model, found, nodes, _place(divided, last, behind), outputs)
+            made = _cut(model, found, nodes, outputs, *_place(divided, last, behind))
         except NodeRefused:
-            made = _cut(model, found, nodes, _place(divided, last, [1] * len(last)), outputs)
+            made = _cut(model, found, nodes, outputs, *_place(divided, last, [1] * len(last)))
     except NodeRefused as refusal:
         return f"it is not cut in parts: {refusal}"
     if made.sized_share < worth.whole:
@@ -287,29 +287,16 @@ def partition_model(
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The stage of each node; stages from `tail` on run after the compiled program."""
+def _place(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> tuple[Sequence[int], int]:
+    """Place the nodes of the last partition in stages of their own; the lowest stage takes its place.
 
-    stages: tuple[int, ...]
-    tail: int
-
-    def part(self, stage: int) -> bool:
-        """Return whether the CPU engine must be able to run a stage."""
-        return stage % 2 == 1 or stage >= self.tail
-
-    def is_sizable(self, stage: int) -> bool:
-        """Return whether a stage could be compiled if its sizes were known."""
-        return stage % 2 == 0 and stage >= self.tail
-
-
-def _place(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
-    """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
+    Returns the stage of each node, and the first stage that runs after the compiled program.
+    """
     placed = list(divided.stages)
     begin = max(placed, default=0) + 1  # The last partition's stage is odd, and the highest
     for n, stage in zip(last, stages, strict=True):
         placed[n] = begin + stage
-    return _Places(tuple(placed), begin)
+    return placed, begin
 
 
 def _nbytes(spec: StaticTensorSpec | None) -> int:
@@ -382,22 +369,27 @@ def _cut(
     model: onnx.ModelProto,
     surveyed: NodeSurvey,
     nodes: Sequence[SurveyedNode],
-    placed: _Places,
     outputs: Sequence[str],
+    placed: Sequence[int],
+    tail: int,
 ) -> PartitionedModel:
+    """Cut a model by its nodes' stages; the CPU engine runs the odd ones, and all from `tail` on.
+
+    An even one from `tail` on could be compiled if its sizes were known.
+    """
     extractor = Extractor(model, surveyed)
     stages: dict[int, list[SurveyedNode]] = {}
-    for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
+    for one, stage in sorted(zip(nodes, placed, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
-    odd = [stage for stage in stages if placed.part(stage)]
+    odd = [stage for stage in stages if stage % 2 == 1 or stage >= tail]
     if len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise NodeRefused("no stretch of it that can be compiled has work that pays")
     parts: dict[int, CpuPartitionModel] = {}
     for stage in odd:
         others = (_read(ones) for other, ones in stages.items() if other != stage)
         elsewhere = {*outputs}.union(*others)
-        parts[stage] = extractor.part(stages[stage], elsewhere, sized=placed.is_sizable(stage))
-    behind = [stage for stage in odd if stage >= placed.tail]
+        parts[stage] = extractor.part(stages[stage], elsewhere, sized=stage % 2 == 0)
+    behind = [stage for stage in odd if stage >= tail]
     specs = tuple(extractor.spec(name) for name in outputs)
     gives = _compiled_outputs(surveyed, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
