@@ -181,7 +181,11 @@ class Executor(Closing):
         """
         given = memory.check_inputs(self._inputs.ports, inputs)
         with self._lock:
-            return self._complete(inputs, self._infer(given, None))
+            made = self._infer(given, None)
+            if self.model.split is None:
+                return made
+            made |= self.run_behind(made, inputs)
+            return {tensor.name: made[tensor.name] for tensor in self.model.split.outputs}
 
     def step(
         self,
@@ -289,13 +293,6 @@ class Executor(Closing):
 
         tail.run(_together(given), run_form)
         timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
-
-    def _complete(self, inputs: Mapping[str, Array], step_outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the model's outputs, from its inputs and the outputs of the steps."""
-        if self.model.split is None:
-            return step_outputs
-        found = step_outputs | self.run_behind(step_outputs, inputs)
-        return {tensor.name: found[tensor.name] for tensor in self.model.split.outputs}
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raise as `run` does."""

@@ -59,13 +59,9 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, keep_sl
     With `keep_slower` the form is to run however slow it is. Raises what running the model raises.
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
-        proof, split = file.model.proof, whole.model.split
-        assert proof is not None  # Compiling made it
+        split = whole.model.split
         assert split is not None
-        given = {
-            tensor.name: np.array(file.constant(index))
-            for tensor, index in zip(file.model.inputs, proof.probes[0].inputs, strict=True)
-        }
+        given = {name: np.array(value) for name, value in file.inputs(file.model.probes[0]).items()}
         process = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
         with process.open(whole) as parts, Executor(file, device) as form:
             allowed = allowance(same_cores=device.profile.family.processor)
