@@ -41,7 +41,7 @@ from . import memory, programs, segments
 from .cpuparts import CpuPartitionProcess, TailPartitions
 from .memory import DeviceMemory, Port
 from .segments import Command, RowCopy
-from .timing import HostCallTiming, InferenceProfile, Timeline, summarise
+from .timing import InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -285,14 +285,15 @@ class Executor(Closing):
 
         def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
             nonlocal began
-            timeline.host.append(HostCallTiming(CPU_PART, began, start := time.perf_counter()))
+            timeline.add(CPU_PART, began)
+            start = time.perf_counter()
             made = self._run_form(number, inputs)
+            timeline.add(COMPILED_PART, start)
             began = time.perf_counter()
-            timeline.host.append(HostCallTiming(COMPILED_PART, start, began))
             return made
 
         tail.run(_together(given), run_form)
-        timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
+        timeline.add(CPU_PART, began)
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raise as `run` does."""

@@ -34,7 +34,7 @@ from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparat
 
 from .cpuparts import LoadedPartitions
 from .memory import DeviceMemory
-from .timing import Enqueued, HostCallTiming, Timeline
+from .timing import Timeline
 
 Array = NDArray[Any]
 CHUNK = 64  # Commands between two flushes; the device starts on them while the host enqueues more
@@ -182,7 +182,7 @@ class LaunchBatch:
             for command in chunk:
                 began = time.perf_counter()
                 events.append(command.enqueue(into))
-                timeline.device.append(Enqueued(command.kernel, events[-1], began, time.perf_counter()))
+                timeline.add("copy" if command.kernel is None else command.kernel, began, events[-1])
             tails.append(events[-1])
             timeline.queue.flush()
         return events
@@ -215,7 +215,7 @@ class PartitionStep:
     def run_timed(self, timeline: Timeline) -> Sequence[Any]:
         """Run the partition and note in `timeline` when it ran; raise as `run` does."""
         began = self._call(timeline.queue)
-        timeline.host.append(HostCallTiming(self._step.function, began, time.perf_counter()))
+        timeline.add(self._step.function, began)
         return ()
 
     def _call(self, queue: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,22 +13,17 @@ from honed.runtime.compiled.model import CompiledModel, Kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A command of a timed inference, and when the host enqueued it, in seconds; `kernel` None: a copy."""
+class TimedCall:
+    """A command or a host call of a timed inference.
 
-    kernel: int | None
+    `what` is the kernel's number, "copy", or the function of a host call, which has no `event`. The host
+    enqueued the command, or ran the host call, from `began` to `done`, in seconds.
+    """
+
+    what: int | str
+    began: float
+    done: float
     event: Any
-    began: float
-    done: float
-
-
-@dataclass(frozen=True, slots=True)
-class HostCallTiming:
-    """A host call of a timed inference, and when it ran, in seconds."""
-
-    function: str
-    began: float
-    done: float
 
 
 @dataclass(slots=True)
@@ -35,8 +31,11 @@ class Timeline:
     """The record of a timed inference; the host's times are those of time.perf_counter."""
 
     queue: Any  # Profiling queue in which it runs
-    device: list[Enqueued] = field(default_factory=list)
-    host: list[HostCallTiming] = field(default_factory=list)
+    calls: list[TimedCall] = field(default_factory=list)
+
+    def add(self, what: int | str, began: float, event: Any = None) -> None:
+        """Note a call that the host is done with now."""
+        self.calls.append(TimedCall(what, began, time.perf_counter(), event))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +81,26 @@ def summarise(
 ) -> InferenceProfile:
     """Return the profile of a finished inference, begun at `began` (s), whose events are all complete."""
     rows: dict[str, _TimedRow] = {}
-    for command in timeline.device:
-        kernel = None if command.kernel is None else model.kernels[command.kernel]
-        row = rows.setdefault(_name(command, model), _TimedRow(kernel, "kernel" if kernel else "copy"))
+    for call in timeline.calls:
+        kernel = model.kernels[call.what] if isinstance(call.what, int) else None
+        command: Literal["kernel", "copy"] = "kernel" if kernel else "copy"
+        row = rows.setdefault(_name(call, model), _TimedRow(kernel, command if call.event else "host"))
         row.count += 1
-        row.seconds += event_seconds(command.event)
-    for call in timeline.host:
-        row = rows.setdefault(f"({call.function})", _TimedRow(None, "host"))
-        row.count += 1
-        row.seconds += call.done - call.began
+        row.seconds += event_seconds(call.event) if call.event else call.done - call.began
     total = sum(row.seconds for row in rows.values())
     timings = [_timing(name, row, total, peaks) for name, row in rows.items()]
     return InferenceProfile(
         kernels=tuple(sorted(timings, key=lambda timing: -timing.us)),
-        launches=sum(command.kernel is not None for command in timeline.device),
+        launches=sum(isinstance(call.what, int) for call in timeline.calls),
         sum_us=total * 1e6,
         whole_us=whole_s * 1e6,
         spans=tuple(_spans(timeline, model, began)),
     )
 
 
-def _name(command: Enqueued, model: CompiledModel) -> str:
-    """Return the name of a command's row in the profile."""
-    return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
+def _name(call: TimedCall, model: CompiledModel) -> str:
+    """Return the name of a call's row in the profile."""
+    return f"({call.what})" if isinstance(call.what, str) else model.kernels[call.what].name
 
 
 def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]:
@@ -113,29 +109,18 @@ def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]
     def since(seconds: float) -> float:
         return (seconds - began) * 1e6
 
+    first = next((call for call in timeline.calls if call.event), None)
+    offset = since(first.began) - first.event.profile.queued * 1e-3 if first is not None else 0.0
     found = [
         Span(
-            name=f"({call.function})",
+            name=_name(call, model),
             host_us=since(call.began),
             host_end_us=since(call.done),
-            device_us=None,
-            device_end_us=None,
+            device_us=call.event.profile.start * 1e-3 + offset if call.event else None,
+            device_end_us=call.event.profile.end * 1e-3 + offset if call.event else None,
         )
-        for call in timeline.host
+        for call in timeline.calls
     ]
-    if timeline.device:
-        first = timeline.device[0]
-        offset = since(first.began) - first.event.profile.queued * 1e-3
-        found += [
-            Span(
-                name=_name(command, model),
-                host_us=since(command.began),
-                host_end_us=since(command.done),
-                device_us=command.event.profile.start * 1e-3 + offset,
-                device_end_us=command.event.profile.end * 1e-3 + offset,
-            )
-            for command in timeline.device
-        ]
     return sorted(found, key=lambda span: span.host_us)
 
 
