@@ -96,20 +96,15 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
     new[0].input[1] = constants[0]
     given = [part.inner.source if part.inner else part.value for part in parts]
     if len(parts) > 1:
-        new.insert(0, _concatenate(graph, outer.source, given))
+        axis, like = len(graph.shape(outer.source)) - 1, outer.source
+        kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in given))
+        new.insert(0, graph.node("Concat", given, graph.unique(f"{like}/folded"), kind, axis=axis))
         given = [new[0].output[0]]
     new[-1].input[0] = given[0]
     if outer.addition is not None and outer.bias is not None:
         new.append(deepcopy(outer.addition))
         new[-1].input[list(new[-1].input).index(outer.bias)] = constants[1]
     return new
-
-
-def _concatenate(graph: Graph, like: str, parts: list[str]) -> onnx.NodeProto:
-    """Return a concatenation along the last axis in the place of another."""
-    axis = len(graph.shape(like)) - 1
-    kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in parts))
-    return graph.node("Concat", parts, graph.unique(f"{like}/folded"), kind, axis=axis)
 
 
 def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, str] | None:

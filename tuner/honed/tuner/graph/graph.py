@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -113,6 +113,11 @@ class Graph:
         found = self.uses(value)
         return found[0] if len(found) == 1 else None
 
+    def leaves(self, value: str, inside: Container[str]) -> bool:
+        """Return whether a value is an output, or read outside a region of values."""
+        readers = self.readers.get(value, [])
+        return value in self.outputs or any(node.output[0] not in inside for node in readers)
+
     def digest(self, name: str) -> bytes:
         """Return a digest that is equal for constants of equal type, shape and content."""
         if name not in self._digests:
@@ -159,6 +164,18 @@ class Graph:
         """Return a Slice of one whole axis backwards that makes `output`."""
         inputs = self._ints(output, -1, -self.shape(source)[axis] - 1, axis, -1)
         return self.node("Slice", (source, *inputs), output, self.types[source])
+
+    def bounds(self, node: onnx.NodeProto) -> tuple[int, int, int] | None:
+        """Return the axis, start and end of a slice of neighbours along one axis, as passes write them.
+
+        Returns None for other nodes.
+        """
+        if node.op_type != "Slice" or any(name not in self.constants for name in node.input[1:]):
+            return None
+        starts, ends, axes, steps = (self.numbers(name) for name in node.input[1:])
+        if len(axes) != 1 or steps != [1] or axes[0] < 0 or not 0 <= starts[0] < ends[0]:
+            return None
+        return axes[0], starts[0], ends[0]
 
     def _ints(self, output: str, *numbers: int) -> list[str]:
         """Return one-dimensional constants of one element each, named after the output they are for."""

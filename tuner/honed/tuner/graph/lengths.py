@@ -39,11 +39,6 @@ class Rounding:
     result: Axes
     masked: int | None = None  # An axis of the first operand whose elements beyond the last must not count
 
-    @property
-    def applies(self) -> bool:
-        """Return whether any operand is rounded up."""
-        return any(self.operands)
-
 
 Rule = Callable[[Graph, onnx.NodeProto, tuple[Axes, ...]], "Rounding | None"]
 _NONE: frozenset[int] = frozenset()
@@ -56,7 +51,7 @@ def rounding(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> R
     """
     rule = _RULES.get(node.op_type)
     found = rule(graph, node, rounded) if rule is not None and any(rounded) else None
-    return found if found is not None and found.applies else None
+    return found if found is not None and any(found.operands) else None
 
 
 def _elementwise(graph: Graph, node: onnx.NodeProto, rounded: tuple[Axes, ...]) -> Rounding | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 
@@ -24,19 +24,12 @@ _BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
 class _Pair:
     """A region that both slices have: for each value of the first the second's, and the axis of the join.
 
-    `nodes` are those of the first, in order, after the slice.
+    `nodes` are those of the first, in order, from the slice on.
     """
 
-    first: onnx.NodeProto
-    second: onnx.NodeProto
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    others: dict[str, str] = field(default_factory=dict)
-    axes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def computes(self) -> bool:
-        """Return whether the region computes anything, and does not only move."""
-        return any(node.op_type in _UNARY | _BINARY for node in self.nodes)
+    nodes: list[onnx.NodeProto]
+    others: dict[str, str]
+    axes: dict[str, int]
 
 
 def join_pairs(graph: Graph) -> tuple[Graph, int]:
@@ -48,7 +41,8 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
     for first, second in _neighbours(graph):
         pair = _grow(graph, places, first, second)
         ends = _ends(graph, pair)
-        if pair.computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
+        computes = any(node.op_type in _UNARY | _BINARY for node in pair.nodes)
+        if computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
             replaced |= _replace(found, pair, *ends)
             joined += 1
     return found.replacing(replaced), joined
@@ -57,44 +51,28 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
 def _neighbours(graph: Graph) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Yield slices of equal width along one axis of a value, the second beginning where the first ends."""
     for value in graph.makers:
-        begins = {b: node for node in graph.uses(value) if (b := _bounds(graph, node)) is not None}
+        begins = {b: node for node in graph.uses(value) if (b := graph.bounds(node)) is not None}
         for node in graph.uses(value):
-            bounds = _bounds(graph, node)
-            if bounds is not None:
-                axis, start, end = bounds
+            if (found := graph.bounds(node)) is not None:
+                axis, start, end = found
                 if (other := begins.get((axis, end, 2 * end - start))) is not None:
                     yield node, other
 
 
-def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
-    """Return the axis, start and end of a slice of neighbours along one axis, as passes write them.
-
-    Returns None for other nodes.
-    """
-    if node.op_type != "Slice" or any(name not in graph.constants for name in node.input[1:]):
-        return None
-    starts, ends, axes, steps = (graph.numbers(name) for name in node.input[1:])
-    if len(axes) != 1 or steps != [1] or axes[0] < 0 or not 0 <= starts[0] < ends[0]:
-        return None
-    return axes[0], starts[0], ends[0]
-
-
 def _grow(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
     """Return the largest region that two slices have in common; `places` are those of nodes in the graph."""
-    pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
-    bounds = _bounds(graph, first)
-    assert bounds is not None
-    pair.axes[first.output[0]] = bounds[0]
-    waiting = [places[node.output[0]] for node in graph.readers.get(first.output[0], [])]
+    value, (axis,) = first.output[0], graph.numbers(first.input[3])
+    pair = _Pair([first], {value: second.output[0]}, {value: axis})
+    waiting = [places[node.output[0]] for node in graph.readers.get(value, [])]
     heapq.heapify(waiting)
     while waiting:  # The readers of the region, in the order of the graph
         node = graph.nodes[heapq.heappop(waiting)]
-        axis = None if node.output[0] in pair.others else _axis_after(graph, node, pair)
-        twin = _twin(graph, node, pair) if axis is not None else None
-        if axis is not None and twin is not None:
+        along = None if node.output[0] in pair.others else _axis_after(graph, node, pair)
+        twin = _twin(graph, node, pair) if along is not None else None
+        if along is not None and twin is not None:
             pair.nodes.append(node)
             pair.others[node.output[0]] = twin.output[0]
-            pair.axes[node.output[0]] = axis
+            pair.axes[node.output[0]] = along
             for reader in graph.readers.get(node.output[0], []):
                 heapq.heappush(waiting, places[reader.output[0]])
     return pair
@@ -138,7 +116,7 @@ def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
         return perm_of(node).index(axis)
     if node.op_type == "Reshape":
         return _find_axis_after(graph.shape(given), axis, shape)
-    if node.op_type == "Slice" and _bounds(graph, node) is not None:
+    if node.op_type == "Slice" and graph.bounds(node) is not None:
         return axis if graph.numbers(rest[2]) != [axis] else None
     if node.op_type == "Concat" and len(axes) == 1 and all(name in pair.others for name in node.input):
         along = axis_of(node, len(shape))
@@ -176,7 +154,7 @@ def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
     Returns None where there are several such values, or none; the transpose is None where neither is
     transposed.
     """
-    ends = [name for name in pair.others if _leaves(graph, name, pair.others)]
+    ends = [name for name in pair.others if graph.leaves(name, pair.others)]
     seconds = set(pair.others.values())
     if len(ends) != 1 or any(
         user.output[0] not in seconds
@@ -189,11 +167,6 @@ def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
         return None
     turned = (_transpose(graph, value) for value in both)
     return ends[0], next((perm_of(node) for node in turned if node is not None), None)
-
-
-def _leaves(graph: Graph, name: str, inside: Container[str]) -> bool:
-    """Return whether a value is an output, or read outside a region."""
-    return name in graph.outputs or any(user.output[0] not in inside for user in graph.readers.get(name, []))
 
 
 def _for_products(graph: Graph, value: str) -> bool:
@@ -240,10 +213,9 @@ def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, s
     value = node.output[0]
     name, kind, axis = names[value], graph.types[value], pair.axes[value]
     both = kind.along(axis, 2 * kind.shape[axis])
-    if node is pair.first:
-        bounds = _bounds(graph, node)
-        assert bounds is not None
-        return graph.slice(node.input[0], name, bounds[0], bounds[1], 2 * bounds[2] - bounds[1])
+    if node is pair.nodes[0]:
+        (start,) = graph.numbers(node.input[1])
+        return graph.slice(node.input[0], name, axis, start, start + both.shape[axis])
     if node.op_type == "Reshape":
         return graph.reshape(names[node.input[0]], name, both.shape)
     copy = deepcopy(node)

@@ -298,7 +298,8 @@ def _combine(graph: Graph, family: list[Product]) -> Replaced:
 def _slice_columns(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
     """Return slices of the combined product in the place of a value, or of the slices of its columns."""
     axis, readers = len(graph.shape(value)) - 1, graph.uses(value)
-    if not readers or not all(_takes_columns(graph, reader, axis) for reader in readers):
+    bounds = [graph.bounds(reader) for reader in readers]
+    if not readers or any(found is None or found[0] != axis for found in bounds):
         return {value: [graph.slice(whole, value, axis, columns.start, columns.stop)]}
     found = {}
     for reader in readers:
@@ -306,10 +307,3 @@ def _slice_columns(graph: Graph, whole: str, value: str, columns: slice) -> Repl
         end = start + graph.shape(reader.output[0])[-1]
         found[str(reader.output[0])] = [graph.slice(whole, reader.output[0], axis, start, end)]
     return found
-
-
-def _takes_columns(graph: Graph, node: onnx.NodeProto, axis: int) -> bool:
-    """Return whether a node is a Slice of neighbours along the last axis, as the passes make them."""
-    if node.op_type != "Slice" or graph.numbers(node.input[3]) != [axis]:
-        return False
-    return graph.numbers(node.input[4]) == [1] and graph.numbers(node.input[1])[0] >= 0

@@ -210,19 +210,10 @@ _LONGEST = 8  # Groups that are dropped together at most, from an end of a regio
 
 def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
     """Return the groups that save launches, in their order."""
-    readers = _readers(graph)
     kept: set[int] = set()
     for region in _regions(groups):
-        kept |= _trim(graph, groups, region, readers)
+        kept |= _trim(graph, groups, region)
     return [group for n, group in enumerate(groups) if n in kept]
-
-
-def _readers(graph: Graph) -> dict[str, list[str]]:
-    """Return the readers of each value: the values that nodes make, "" for an output of the model."""
-    found = {name: [n.output[0] for n in nodes] for name, nodes in graph.readers.items()}
-    for name in graph.outputs:
-        found.setdefault(name, []).append("")
-    return found
 
 
 def _regions(groups: Sequence[Group]) -> list[set[int]]:
@@ -239,13 +230,13 @@ def _regions(groups: Sequence[Group]) -> list[set[int]]:
     return list({id(found): found for found in region.values()}.values())
 
 
-def _trim(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> set[int]:
+def _trim(graph: Graph, groups: Sequence[Group], region: set[int]) -> set[int]:
     """Return the region without the ends that do not pay; empty where nothing left saves launches."""
-    best, most = set(region), _gain(graph, groups, region, readers)
+    best, most = set(region), _gain(graph, groups, region)
     trials = _MOST_LOOKED_AT // len(region)
     while trials > 0:
         cuts = _ends(groups, best)[:trials]
-        gains = [_gain(graph, groups, best - cut, readers) for cut in cuts]
+        gains = [_gain(graph, groups, best - cut) for cut in cuts]
         trials -= len(cuts)
         if max(gains, default=most) <= most:
             break
@@ -284,12 +275,12 @@ def _chains(end: int, inwards: dict[int, set[int]], outwards: dict[int, set[int]
     return found
 
 
-def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> int:
+def _gain(graph: Graph, groups: Sequence[Group], region: set[int]) -> int:
     """Return the launches that the groups of a region save, less those that stack, swap and slice."""
     chosen = [groups[n] for n in sorted(region)]
     place = places(chosen)
     stacks: set[tuple[str, ...]] = set()
-    single = {v for v in place if any(reader not in place for reader in readers.get(v, ()))}
+    single = {value for value in place if graph.leaves(value, place)}
     saved = 0
     for group in chosen:
         saved += (len(group.nodes) - 1) * (group.nodes[0].op_type in LAUNCHED)
