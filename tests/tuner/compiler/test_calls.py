@@ -17,7 +17,7 @@ from honed.tuner.compiler import calls, verification
 from honed.tuner.compiler.assemble import assemble
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
-from honed.tuner.verify.inputs import generate
+from tests.tuner.verify.parsing import generate
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -140,7 +140,7 @@ def test_lengths_named_after_an_input_reach_along_its_axes(name: str) -> None:
     ],
 )  # fmt: skip
 def test_ranges_are_followed_through_arithmetic(text: str, name: str, low: float, high: float) -> None:
-    from honed.tuner.verify.inputs import generate
+    from tests.tuner.verify.parsing import generate
 
     values = np.concatenate([np.ravel(each[name]) for each in generate(model(text), 12)])
     assert values.min() >= low - 1e-6
@@ -155,7 +155,7 @@ def test_integers_meet_what_they_are_compared_with() -> None:
 
 
 def test_the_files_own_words_about_pixels_count() -> None:
-    from honed.tuner.verify.inputs import generate
+    from tests.tuner.verify.parsing import generate
 
     made = model("f (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
     made.metadata_props.add(key="Image.NominalPixelRange", value="NominalRange_0_255")

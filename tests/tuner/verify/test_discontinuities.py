@@ -27,9 +27,9 @@ from honed.tuner.compiler import verification
 from honed.tuner.frontend import Normalised
 from honed.tuner.verify import discontinuities, probes
 from honed.tuner.verify.confined import DEFAULT_LIMITS
-from honed.tuner.verify.inputs import generate
 from tests.tuner.compiler.test_compile import planted
 from tests.tuner.requests import request_for
+from tests.tuner.verify.parsing import generate
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, parser
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.verify.inputs import generate
 
-from .parsing import parsed
+from .parsing import generate, parsed
 
 
 def _values(model: onnx.ModelProto, name: str, count: int = 6) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -13,10 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner import lightglue
-from honed.tuner.verify import inputs
 from honed.tuner.verify.locate import first_difference
 
-from .parsing import parsed
+from .parsing import generate, parsed
 
 
 def _run(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -60,34 +60,32 @@ GIVEN = {"x": np.array([-1, 0.5, 1, 2], np.float32)}
 def test_it_names_the_node(value: str, wrong: str, batch: int) -> None:
     found = first_difference(DIAMOND, GIVEN, _wrong_at({value: wrong}), batch=batch)
     op = next(n.op_type for n in DIAMOND.graph.node if n.output[0] == value)
-    assert (found.node, found.op, found.value) == (value, op, value)
-    assert found.error is not None
-    assert found.error > 1e-3
-    assert f"made by node {value!r} ({op})" in str(found)
-    assert "\n" not in str(found)
+    assert f"made by node {value!r} ({op})" in found
+    assert f"its output {value!r} differs by" in found
+    assert "\n" not in found
 
 
 @pytest.mark.slow
 def test_the_first_of_several_is_named() -> None:
     found = first_difference(DIAMOND, GIVEN, _wrong_at({"b": "Cos", "y": "Sin", "z": "Neg"}), batch=1)
-    assert found.node in ("b", "z")  # both read what agrees
+    assert "node 'b'" in found or "node 'z'" in found  # both read what agrees
     found = first_difference(DIAMOND, GIVEN, _wrong_at({"a": "Tanh", "y": "Sin", "e": "Sub"}), batch=2)
-    assert found.node == "a"
+    assert "node 'a'" in found
 
 
 @pytest.mark.slow
 def test_a_large_model_takes_few_variants() -> None:
     model = lightglue.build(8)
     wrong = "layers.4/self1/ffn/gelu/erf"
-    found = first_difference(model, lightglue.example_inputs(8), _wrong_at({wrong: "Neg"}))
-    assert (found.node, found.op) == (wrong, "Erf")
-    assert found.variants <= 6  # of 1,464 nodes
+    run = Mock(side_effect=_wrong_at({wrong: "Neg"}))
+    assert f"node {wrong!r} (Erf)" in first_difference(model, lightglue.example_inputs(8), run)
+    assert run.call_count <= 6  # of 1,464 nodes
 
 
 def test_a_difference_that_does_not_show_again_is_not_blamed_on_a_node() -> None:
-    found = first_difference(DIAMOND, GIVEN, _run)
-    assert (found.node, found.value, found.variants) == (None, None, 1)
-    assert "did not show again" in str(found)
+    run = Mock(side_effect=_run)
+    assert "did not show again" in first_difference(DIAMOND, GIVEN, run)
+    assert run.call_count == 1
 
 
 def test_a_difference_that_vanishes_when_looked_at_is_not_blamed_on_a_node() -> None:
@@ -96,8 +94,8 @@ def test_a_difference_that_vanishes_when_looked_at_is_not_blamed_on_a_node() -> 
         return _wrong_at({"e": "Sub"} if whole else {})(model, given)
 
     found = first_difference(DIAMOND, GIVEN, fused)
-    assert (found.node, found.value) == (None, "y")
-    assert "vanishes where the values before it are looked at" in str(found)
+    assert "no single node can be blamed for the difference of 'y'" in found
+    assert "vanishes where the values before it are looked at" in found
 
 
 def test_a_variant_that_cannot_be_compiled_ends_the_search() -> None:
@@ -107,14 +105,14 @@ def test_a_variant_that_cannot_be_compiled_ends_the_search() -> None:
         return _wrong_at({"b": "Cos"})(model, given)
 
     found = first_difference(DIAMOND, GIVEN, refusing)
-    assert (found.node, found.value) == (None, "y")
-    assert "too many outputs" in str(found)
+    assert "no single node can be blamed for the difference of 'y'" in found
+    assert "too many outputs" in found
 
 
 def test_time_is_bounded() -> None:
-    found = first_difference(DIAMOND, GIVEN, _wrong_at({"b": "Cos"}), seconds=0)
-    assert (found.node, found.variants) == (None, 1)
-    assert "lack of time" in str(found)
+    run = Mock(side_effect=_wrong_at({"b": "Cos"}))
+    assert "lack of time" in first_difference(DIAMOND, GIVEN, run, seconds=0)
+    assert run.call_count == 1
 
 
 @pytest.mark.slow
@@ -122,9 +120,10 @@ def test_wrong_shapes_and_nan_differ() -> None:
     def shaped(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {n: v[:1] if n in ("d", "e", "y") else v for n, v in _run(model, given).items()}
 
-    assert first_difference(DIAMOND, GIVEN, shaped).node == "d"
+    assert "node 'd'" in first_difference(DIAMOND, GIVEN, shaped)
     found = first_difference(DIAMOND, GIVEN, _wrong_at({"c": "Acosh"}))  # of values below 1
-    assert (found.node, found.error) == ("c", np.inf)
+    assert "node 'c'" in found
+    assert "differs by inf" in found
 
 
 @pytest.mark.slow
@@ -134,8 +133,8 @@ def test_values_read_by_subgraphs_are_looked_at() -> None:
         "then_branch = g () => (float[3] t) { t = Neg(b) },"
         "else_branch = h () => (float[3] t) { t = Abs(a) }> }"
     )
-    (given,) = inputs.generate(model, 1)
-    assert first_difference(model, given, _wrong_at({"a": "Cos"})).node == "a"
+    (given,) = generate(model, 1)
+    assert "node 'a'" in first_difference(model, given, _wrong_at({"a": "Cos"}))
 
 
 @pytest.mark.tvm
@@ -151,9 +150,9 @@ def test_it_names_the_node_of_what_was_really_compiled(device: Device) -> None:
         return run_model(changed, given, device)
 
     found = first_difference(DIAMOND, GIVEN, compiled, batch=2)
-    assert (found.node, found.op) == ("d", "Abs")
+    assert "node 'd' (Abs)" in found
     right = first_difference(DIAMOND, GIVEN, lambda m, g: run_model(m, g, device))
-    assert "did not show again" in str(right)
+    assert "did not show again" in right
 
 
 @pytest.mark.slow
@@ -164,4 +163,4 @@ def test_functions_are_looked_into() -> None:
         '<domain: "own", opset_import: ["": 18]> wave (a) => (c) { b = Exp(a) c = Sin(b) }'
     )
     found = first_difference(model, GIVEN, lambda m, g: _wrong_at({"y": "Cos"})(m, g))
-    assert found.op == "Sin"
+    assert "(Sin)" in found

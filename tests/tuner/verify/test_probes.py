@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from honed.tuner import lightglue
-from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import ReferenceFailure
 from honed.tuner.verify.probes import ReferenceProbes, choose
 
-from .parsing import parsed
+from .parsing import generate, parsed
 
 
 def _chosen(result: ReferenceProbes | ReferenceFailure) -> ReferenceProbes:
@@ -25,7 +24,7 @@ def test_a_sane_model_gets_the_first_inputs_and_the_usual_tolerance() -> None:
     assert found.evaluator.startswith("onnxruntime ")
     assert found.tolerance == (1e-3, 1e-3, 1e-3)
     assert found.notes == ()
-    for values, expected in zip(found.inputs, inputs.generate(model, 3), strict=True):
+    for values, expected in zip(found.inputs, generate(model, 3), strict=True):
         assert all(np.array_equal(values[n], expected[n]) for n in expected)
     assert [list(o) for o in found.outputs] == [["scores", "matchability0", "matchability1"]] * 3
 
@@ -38,7 +37,7 @@ TOUCHY = parsed(
 
 
 def test_inputs_that_amplify_rounding_are_passed_over() -> None:
-    drawn = [values["x"][0] for values in inputs.generate(TOUCHY, 6, seed=3)]
+    drawn = [values["x"][0] for values in generate(TOUCHY, 6, seed=3)]
     assert min(drawn[:2]) < -0.1, "the seed no longer shows the case"
     assert sum(x >= 0 for x in drawn) >= 2, "the seed no longer shows the case"
     found = _chosen(choose(TOUCHY, 2, "fp32", seed=3))

@@ -10,12 +10,11 @@ import pytest
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner import lightglue
-from honed.tuner.verify import inputs
 from honed.tuner.verify.confined import EvaluationLimits
 from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate
 from tests.processes import running_children
 
-from .parsing import parsed
+from .parsing import generate, parsed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +42,7 @@ ALL_TYPES = parsed(
 
 @pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
 def test_types_scalars_and_empty_tensors(evaluator: str) -> None:
-    given = inputs.generate(ALL_TYPES, 2)
+    given = generate(ALL_TYPES, 2)
     result = _done(evaluate(ALL_TYPES, given, evaluators=[evaluator]))
     assert evaluator in result.evaluator
     assert result.evaluator.split()[1][0].isdigit()
@@ -61,7 +60,7 @@ def test_types_scalars_and_empty_tensors(evaluator: str) -> None:
 @pytest.mark.slow
 def test_both_evaluators_agree_on_lightglue() -> None:
     model = lightglue.build(24)
-    given = [lightglue.example_inputs(24), *inputs.generate(model, 2)]
+    given = [lightglue.example_inputs(24), *generate(model, 2)]
     first = _done(evaluate(model, given, evaluators=["onnxruntime"]))
     second = _done(evaluate(model, given, evaluators=["reference"]))
     for a, b in zip(first.outputs, second.outputs, strict=True):
@@ -92,12 +91,12 @@ def test_training_is_no_reference() -> None:
         "{ y, n, w = BatchNormalization(x, s, b, m, v) }",
         9,
     )
-    assert "for training" in _failed(evaluate(model, inputs.generate(model, 1), evaluators=["reference"]))
+    assert "for training" in _failed(evaluate(model, generate(model, 1), evaluators=["reference"]))
 
 
 def test_what_the_first_evaluator_lacks_the_second_does_and_it_is_said() -> None:
     model = parsed("f (double[4] a) => (double[4] c) { c = Sinh(a) }")
-    given = inputs.generate(model, 1)
+    given = generate(model, 1)
     result = _done(evaluate(model, given))
     assert result.evaluator.startswith("onnx.reference ")
     assert result.note is not None

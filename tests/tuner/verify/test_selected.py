@@ -18,8 +18,8 @@ from honed.runtime.execution.verification import align_rows, compare
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.verify import discontinuities, levels
 from honed.tuner.verify.confined import DEFAULT_LIMITS
-from honed.tuner.verify.inputs import generate
 from tests.tuner.requests import request_for
+from tests.tuner.verify.parsing import generate
 
 from .test_discontinuities import runtime
 

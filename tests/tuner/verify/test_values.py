@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper, parser
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 from honed.tuner.verify import ranges
-from honed.tuner.verify.inputs import generate
+from honed.tuner.verify.inputs import Inputs
 from honed.tuner.verify.probes import ReferenceProbes, choose
 
 PAGE = Path(__file__).parents[3] / "docs" / "dev" / "verdicts.md"
@@ -122,7 +122,7 @@ def test_what_is_served_is_drawn_and_all_else_is_onnx_runtimes(op: str) -> None:
     bounds = normalise(made).preconditions
     (bound,) = (each for each in bounds if each.input == name)
     assert (bound.low, bound.high) == (low, high)
-    sets = generate(made, 12, preconditions=bounds)
+    sets = Inputs(made, preconditions=bounds).draw(12)
     assert all(each.allows(one[each.input]) for one in sets for each in bounds)
     if op in LENGTHS:
         drawn = {int(value) for one in sets for value in one[name].flat}

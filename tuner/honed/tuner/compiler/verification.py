@@ -286,7 +286,7 @@ class Verifier:
             precision=tried.model.source.precision,
             seconds=_BLAMING_S,
         )
-        return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", str(located)))))
+        return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", located))))
 
     def _assemble(
         self, expected: ReferenceProbes, lowered: LoweredModel, more: tuple[str, ...]

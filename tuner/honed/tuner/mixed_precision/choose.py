@@ -28,8 +28,9 @@ from honed.tuner.frontend.normalise import all_single, in_half, normalise
 from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.frontend.walk import PART_OP
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators
-from honed.tuner.verify import confined, inputs
+from honed.tuner.verify import confined
 from honed.tuner.verify.graphs import bind_shapes
+from honed.tuner.verify.inputs import Inputs
 
 from .child import BOUND, PrecisionAnswer
 
@@ -66,7 +67,7 @@ def decide(
     if given is None:
         try:
             bound = bind_shapes(model, {spec.name: spec.shape for spec in normalised.inputs})
-            given = inputs.generate(bound, _SETS, preconditions=normalised.preconditions)
+            given = Inputs(bound, preconditions=normalised.preconditions).draw(_SETS)
         except (InvalidArgument, ModelRefused) as error:
             return PrecisionChoice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
     found = _try_in_child(normalised.model, given)

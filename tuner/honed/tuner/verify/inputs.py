@@ -66,19 +66,7 @@ class Inputs:
         return [{v.name: _draw(v, self.ranges[v.name], i, seed, shrink) for v in self.values} for i in sets]
 
 
-def generate(
-    model: onnx.ModelProto,
-    count: int = 3,
-    seed: int = 0,
-    *,
-    shrink: int = 0,
-    preconditions: Sequence[Precondition] = (),
-) -> list[dict[str, np.ndarray]]:
-    """Return sets of inputs of a model, as `Inputs.draw` does."""
-    return Inputs(model, preconditions=preconditions).draw(count, seed, shrink=shrink)
-
-
-def _draw(value: TypedValue, allowed: Range, index: int, seed: int, shrink: int = 0) -> np.ndarray:
+def _draw(value: TypedValue, allowed: Range, index: int, seed: int, shrink: int) -> np.ndarray:
     rng = np.random.default_rng([seed, index, zlib.crc32(value.name.encode())])
     kind = np.dtype(value.dtype).kind
     if kind == "b":
@@ -250,25 +238,21 @@ _STYLES: tuple[tuple[Callable[[tuple[int, ...]], np.ndarray], tuple[float, float
 )
 
 
-def contrasting(inputs: Inputs, seed: int = 0) -> list[dict[str, np.ndarray]]:
+def contrasting(inputs: Inputs, seed: int) -> list[dict[str, np.ndarray]]:
     """Return sets of inputs in their ranges, each of another style; raise as `Inputs.draw` does.
 
     Inputs whose values belong together, such as distinct indices, are as they are drawn.
     """
     return [
         {
-            name: _at_ends(value, inputs.ranges[name], style, _rng(seed, style, name))
+            name: _at_ends(value, inputs.ranges[name], style, [seed, 3, style, zlib.crc32(name.encode())])
             for name, value in drawn.items()
         }
         for style, drawn in enumerate(inputs.draw(len(_STYLES), seed, first=_FIRST))
     ]
 
 
-def _rng(seed: int, style: int, name: str) -> np.random.Generator:
-    return np.random.default_rng([seed, 3, style, zlib.crc32(name.encode())])
-
-
-def _at_ends(drawn: np.ndarray, allowed: Range, style: int, rng: np.random.Generator) -> np.ndarray:
+def _at_ends(drawn: np.ndarray, allowed: Range, style: int, seeds: Sequence[int]) -> np.ndarray:
     """Return an array of one style, from one that was drawn."""
     place, factors = _STYLES[style]
     if not allowed.plain or allowed.leading or not drawn.size:
@@ -280,7 +264,8 @@ def _at_ends(drawn: np.ndarray, allowed: Range, style: int, rng: np.random.Gener
         return np.asarray(np.where(kinds == _LOW, low, np.where(kinds == _HIGH, high, drawn)))
     # Signs stay within a range of one end; magnitudes are those of numbers that are not 0.
     one_sided = math.isfinite(allowed.low) or math.isfinite(allowed.high)
-    full = np.where(drawn == 0, rng.standard_normal(drawn.shape), drawn.astype(np.float64))
+    ordinary = np.random.default_rng(seeds).standard_normal(drawn.shape)
+    full = np.where(drawn == 0, ordinary, drawn.astype(np.float64))
     made = full * np.take(np.abs(factors) if one_sided else factors, kinds)
     if one_sided:
         made = np.clip(np.where(drawn == 0, drawn, made), allowed.low, allowed.high)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -24,25 +23,6 @@ from .tolerance import compare_value, work
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """The result of the search; `str()` is one sentence for the user.
-
-    `node` and `op` are None where no single node is at fault; `value` and `error` are then those of the
-    earliest value that is known to differ, None where none did.
-    """
-
-    node: str | None
-    op: str | None
-    value: str | None
-    error: float | None  # Largest |difference| over largest |reference value|
-    sentence: str
-    variants: int  # Variants compiled and run during the search
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
 def first_difference(
     model: onnx.ModelProto,
     inputs: Mapping[str, np.ndarray],
@@ -51,8 +31,8 @@ def first_difference(
     precision: str = "fp32",
     batch: int = 16,
     seconds: float = 600.0,
-) -> Located:
-    """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
+) -> str:
+    """Return a sentence on the first node of a model with static shapes that computes a wrong value.
 
     `run(variant, inputs)` compiles and runs a model and returns its outputs by name; a HonedError that it
     raises ends the search with the results so far. `precision` is that of the arithmetic, as in `tolerance`.
@@ -78,27 +58,32 @@ class _Search:
         self.work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
         self.agrees: set[str] = set()
-        self.variants = 0
 
-    def first(self, batch: int, deadline: float) -> Located:
+    def first(self, batch: int, deadline: float) -> str:
         try:
             wrong = self._look([v.name for v in self.model.graph.output])
         except _Unanswered as error:
-            return self._result(f"the first differing node was not searched for: {error}")
+            return f"the first differing node was not searched for: {error}"
         if not wrong:
-            return self._result("the difference did not show again when the model was run on the same inputs")
+            return "the difference did not show again when the model was run on the same inputs"
         worst = self._earliest(wrong)
         while behind := self._causes(worst.output):
             if time.monotonic() > deadline:
-                return self._at_most(worst, "the search was ended for lack of time")
+                return _at_most(worst, "the search was ended for lack of time")
             try:
                 wrong = self._look([*self._pick(worst.output, behind, batch), worst.output])
             except _Unanswered as error:
-                return self._at_most(worst, str(error))
+                return _at_most(worst, str(error))
             if not wrong:
-                return self._at_most(worst, "it vanishes where the values before it are looked at")
+                return _at_most(worst, "it vanishes where the values before it are looked at")
             worst = self._earliest(wrong)
-        return self._describe_worst(worst)
+        if worst.output not in self.maker:
+            return _at_most(worst, "no node makes it")
+        node = self.model.graph.node[self.maker[worst.output]]
+        return (
+            f"the first value that differs is made by node {graphs.label(node)!r} ({node.op_type}): what it "
+            f"reads agrees, and its {worst}"
+        )
 
     def _look(self, names: Sequence[str]) -> list[Difference]:
         """Make `names` the outputs, run, and record those that agree; return the differences."""
@@ -106,7 +91,6 @@ class _Search:
         nodes = [self.model.graph.node[i] for i in sorted(self._back(names))]
         outputs = [self._info(name) for name in names]
         variant = graphs.rebuild_model(self.model, nodes, self.model.graph.input, outputs)
-        self.variants += 1
         reference = evaluate(variant, [self.inputs])
         if isinstance(reference, ReferenceFailure):
             raise _Unanswered(reference.reason)
@@ -161,27 +145,9 @@ class _Search:
             waiting += [name for name in graphs.reads(self.model.graph.node[i]) if name not in without]
         return nodes
 
-    def _describe_worst(self, worst: Difference) -> Located:
-        i = self.maker.get(worst.output)
-        if i is None:
-            return self._at_most(worst, "no node makes it")
-        node = self.model.graph.node[i]
-        label = graphs.label(node)
-        sentence = (
-            f"the first value that differs is made by node {label!r} ({node.op_type}): what it reads agrees, "
-            f"and its {worst}"
-        )
-        return replace(self._result(sentence, worst), node=label, op=node.op_type)
 
-    def _at_most(self, worst: Difference, why: str) -> Located:
-        sentence = f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
-        return self._result(sentence, worst)
-
-    def _result(self, sentence: str, worst: Difference | None = None) -> Located:
-        value, error = (worst.output, worst.error) if worst is not None else (None, None)
-        return Located(
-            node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants
-        )
+def _at_most(worst: Difference, why: str) -> str:
+    return f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:

@@ -28,7 +28,7 @@ from honed.runtime.engines import LOWEST, session_options
 from honed.tuner.frontend.signature import CARRIED
 from honed.tuner.frontend.survey import Learnt
 from honed.tuner.verify import confined
-from honed.tuner.verify.inputs import generate
+from honed.tuner.verify.inputs import Inputs
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
 _RUNS = 3  # Runs at most
@@ -67,7 +67,7 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
 def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
     """Return sets of inputs, or none where none can be generated."""
     try:
-        return generate(model, _RUNS)
+        return Inputs(model).draw(_RUNS)
     except (ModelRefused, InvalidArgument) as refused:
         _log.debug("the model is not run for the ranks of its values: %s", refused)
         return []
