@@ -63,9 +63,12 @@ def _both(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     return found
 
 
-def _check_unrolled(b: Builder, before: int) -> None:
+def _trip(b: Builder, body: Body, graph: onnx.GraphProto, inputs: Sequence[Item], before: int) -> list[Item]:
+    """Return the outputs of one trip of a loop, which began with `before` nodes in the graph being built."""
+    outputs = body(graph, dict(zip((i.name for i in graph.input), inputs, strict=True)))
     if len(b.nodes) - before > MAX_UNROLLED:
         raise NodeRefused(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
+    return outputs
 
 
 def _going(condition: Item | None) -> bool:
@@ -84,18 +87,16 @@ def _loop(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     going = _going(c.opt(1))
     carried: list[Item] = [Unknown() if item is None else item for item in c.inputs[2:]]
     gathered: list[list[Item]] = [[] for _ in graph.output[1 + len(carried) :]]
-    names = [i.name for i in graph.input]
     before, trip = len(b.nodes), 0
     while going and (most is None or trip < most):
         if trip == MAX_TRIPS:
             raise NodeRefused(f"it is not unrolled: it runs more than {MAX_TRIPS} times")
         inner: list[Item] = [b.constant(np.array(trip, np.int64)), b.constant(np.array(True)), *carried]
-        outputs = body(graph, dict(zip(names, inner, strict=True)))
+        outputs = _trip(b, body, graph, inner, before)
         going = _going(outputs[0])
         carried = outputs[1 : 1 + len(carried)]
         for row, item in zip(gathered, outputs[1 + len(carried) :], strict=True):
             row.append(item)
-        _check_unrolled(b, before)
         trip += 1
     return [*carried, *(_stack(b, row, 0) for row in gathered)]
 
@@ -117,17 +118,16 @@ def _scan(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
         raise NodeRefused(f"it is not unrolled: it runs {length} times; at most {MAX_TRIPS} are")
     backwards = _each(c, "scan_input_directions", count)
     gathered: list[list[Item]] = [[] for _ in graph.output[len(carried) :]]
-    names, before = [i.name for i in graph.input], len(b.nodes)
+    before = len(b.nodes)
     for trip in range(length):
         slices = [
             pick(b, v, axis, length - 1 - trip if back else trip)
             for v, axis, back in zip(scanned, axes, backwards, strict=True)
         ]
-        outputs = body(graph, dict(zip(names, [*carried, *slices], strict=True)))
+        outputs = _trip(b, body, graph, [*carried, *slices], before)
         carried = outputs[: len(carried)]
         for row, item in zip(gathered, outputs[len(carried) :], strict=True):
             row.append(item)
-        _check_unrolled(b, before)
     out_axes = _each(c, "scan_output_axes", len(gathered))
     out_backwards = _each(c, "scan_output_directions", len(gathered))
     stacked = [

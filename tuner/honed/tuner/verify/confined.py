@@ -55,7 +55,11 @@ class LoadedEvaluator:
     run: Callable[[dict[str, np.ndarray]], list[object]]
 
 
-class InputsRefused(Exception):
+class EvaluationFailed(Exception):
+    """Raised when the evaluation failed; the text is what follows "because"."""
+
+
+class InputsRefused(EvaluationFailed):
     """Raised when the model can be run, but not on these inputs."""
 
 
@@ -118,11 +122,14 @@ def parser(module: str) -> argparse.ArgumentParser:
     return made
 
 
-def _by_type(error: Exception) -> str:
-    return f"{type(error).__name__}: {message_of(error)}"
+def one_line(error: Exception) -> str:
+    """Return an error as one line, without the paths and signatures of other projects' source code."""
+    return (
+        str(error) if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: {message_of(error)}"
+    )
 
 
-def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exception], str] = _by_type) -> int:
+def answer(work: Callable[[], Mapping[str, object]]) -> int:
     """Answer the parent process with the result of `work`, or why there is none; return the exit status."""
     with answering() as say:
         try:
@@ -132,7 +139,7 @@ def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exceptio
                 say({"failure": "it needs more memory than allowed", "kind": "memory"})
             else:
                 kind = "inputs" if isinstance(error, InputsRefused) else "failed"
-                say({"failure": explain(error), "kind": kind})
+                say({"failure": one_line(error), "kind": kind})
     return 0
 
 

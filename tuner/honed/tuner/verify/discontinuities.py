@@ -199,12 +199,6 @@ def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[o
     ]
 
 
-def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Return the model with one of its outputs."""
-    outputs = [value for value in model.graph.output if value.name == name]
-    return graphs.rebuild_model(model, list(model.graph.node), list(model.graph.input), outputs)
-
-
 def exposing(model: onnx.ModelProto, piecewise: PiecewiseModel) -> onnx.ModelProto:
     """Return the model with the values at its steps among its outputs."""
     exposed = graphs.copy_model(graphs.inline_functions(model))
@@ -551,7 +545,10 @@ class _Parts:
             }
             for _ in range(_MOVES)
         ]  # fmt: skip
-        moved = evaluate(only(self._apart.model, name), sets, self._limits)
+        model = self._apart.model
+        outputs = [value for value in model.graph.output if value.name == name]
+        alone = graphs.rebuild_model(model, model.graph.node, model.graph.input, outputs)
+        moved = evaluate(alone, sets, self._limits)
         original = self._original.get(name, name)
         if isinstance(moved, ReferenceFailure):
             return 0.0

@@ -26,10 +26,10 @@ import numpy as np
 from honed.process.limits import keep_freed, out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.engines import LEVELS, LOWEST, message_of, session_options
+from honed.runtime.engines import LEVELS, LOWEST, session_options
 
 from . import confined
-from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
+from .confined import DEFAULT_LIMITS, EvaluationFailed, EvaluationLimits, LoadedEvaluator
 
 if TYPE_CHECKING:  # A child that runs ONNX Runtime does not need it, and starts in half the time without it
     import onnx
@@ -129,10 +129,6 @@ def _read(folder: Path, sets: Sequence[Sequence[str]]) -> tuple[dict[str, np.nda
     )
 
 
-class _Failed(Exception):
-    """Raised when the evaluation failed; the text is what follows "because"."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever it answered."""
     parser = confined.parser("honed.tuner.verify.evaluator")
@@ -143,10 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
     keep_freed(32 << 20)  # Without an arena ONNX Runtime frees the values of each node
-    return confined.answer(
-        lambda: _evaluate(args, written),
-        _one_line,
-    )
+    return confined.answer(lambda: _evaluate(args, written))
 
 
 def _evaluate(args: argparse.Namespace, written: Path | None) -> dict[str, object]:
@@ -176,10 +169,10 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise _Failed("onnxruntime is not installed") from error
+        raise EvaluationFailed("onnxruntime is not installed") from error
     onnxruntime.set_default_logger_severity(4)
     if not hasattr(onnxruntime.GraphOptimizationLevel, LEVELS[level]):
-        raise _Failed(f"this version of onnxruntime has no level {level!r}")
+        raise EvaluationFailed(f"this version of onnxruntime has no level {level!r}")
     options = session_options(onnxruntime, threads, level, spinning=False, arena=False)
     if written is not None:
         options.optimized_model_filepath = str(written)
@@ -191,7 +184,7 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
         except Exception as error:
             if out_of_memory(error):
                 raise
-            raise confined.InputsRefused(_one_line(error)) from error
+            raise confined.InputsRefused(confined.one_line(error)) from error
 
     given, made = ([v.name for v in values] for values in (session.get_inputs(), session.get_outputs()))
     return LoadedEvaluator(f"onnxruntime {onnxruntime.__version__}", given, dict.fromkeys(made), run)
@@ -200,22 +193,15 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
 def _as_declared(name: str, value: object, declared: str | None) -> np.ndarray:
     """Return the value as an array of the declared type; only rounding of floats is allowed on the way."""
     if isinstance(value, (list, tuple, dict)) or value is None:
-        raise _Failed(f"output {name!r} is not a tensor")
+        raise EvaluationFailed(f"output {name!r} is not a tensor")
     array = np.asarray(value)
     if declared is None:
         if any(array.dtype.name == known.name for known in DTYPES):
             return array
-        raise _Failed(f"output {name!r} is of type {array.dtype}, which honed does not carry")
+        raise EvaluationFailed(f"output {name!r} is of type {array.dtype}, which honed does not carry")
     if array.dtype != declared and not (array.dtype.kind == "f" == np.dtype(declared).kind):
-        raise _Failed(f"output {name!r} came as {array.dtype} where the model says {declared}")
+        raise EvaluationFailed(f"output {name!r} came as {array.dtype} where the model says {declared}")
     return array.astype(declared, copy=False)
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error as one line, without the paths and signatures of other projects' source code."""
-    if isinstance(error, (_Failed, confined.InputsRefused)):
-        return str(error)
-    return f"{type(error).__name__}: {message_of(error)}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ operators, where the model is opened (`open_at_steps`). Elements that even input
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -280,15 +280,22 @@ def choose(
     fresh = Inputs(model, whole, preconditions)
     shows = exposing(model, piecewise) if piecewise is not None else model
     trials: list[_Trial] = []
+
+    def run(
+        drawn: Sequence[dict[str, np.ndarray]], evaluators: Sequence[str]
+    ) -> Reference | ReferenceFailure:
+        """Return the outputs for the inputs, then those of the model alone for the inputs moved."""
+        moved = [_move_by_ulp(values, seed) for values in drawn]
+        return evaluate(shows, drawn, limits, evaluators, more=moved, first=len(names))
+
     evaluator, note, shrink, rounds = "", None, 0, 0
     while rounds < _ROUNDS:
         rounds += 1
         drawn = [dict(each) for each in examples[:count]] if rounds == 1 else []
-        if len(drawn) < count:
-            drawn += fresh.draw(rounds * count, seed, shrink=shrink)[len(drawn) - count :]
+        begin = (rounds - 1) * count + len(drawn)
+        drawn += fresh.draw(count - len(drawn), seed, shrink=shrink, first=begin)
         last = rounds == _ROUNDS or bool(trials)
-        evaluators = EVALUATORS if last else EVALUATORS[:1]
-        found = _evaluate(shows, drawn, seed, limits, evaluators, len(names))
+        found = run(drawn, EVALUATORS if last else EVALUATORS[:1])
         if isinstance(found, ReferenceFailure):
             if piecewise is not None:
                 return found
@@ -297,7 +304,7 @@ def choose(
             if found.inputs and shrink < _SMALLEST:
                 shrink += 1
                 continue
-            found = _evaluate(shows, drawn, seed, limits, EVALUATORS, len(names))
+            found = run(drawn, EVALUATORS)
             if isinstance(found, ReferenceFailure):
                 return found
         evaluator, note = found.evaluator, found.note
@@ -311,7 +318,7 @@ def choose(
     fixed: dict[str, np.ndarray] = {}
     if lacking := _lacking(model, best):
         used = [name for name in EVALUATORS if name in evaluator]
-        trials += _contrasting_trials(model, shows, contrasting(fresh, seed), seed, limits, used)
+        trials += _contrasting_trials(model, contrasting(fresh, seed), lambda drawn: run(drawn, used))
         best = _best(model, trials, allowed, count)
         fixed = {name: _constant_elements(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
@@ -330,19 +337,6 @@ def choose(
 
 
 _SMALLEST = 2  # The smallest of the ranges that `Inputs.draw` draws from
-
-
-def _evaluate(
-    model: onnx.ModelProto,
-    drawn: Sequence[dict[str, np.ndarray]],
-    seed: int,
-    limits: EvaluationLimits,
-    evaluators: Sequence[str],
-    first: int,
-) -> Reference | ReferenceFailure:
-    """Return the outputs for the inputs, then the `first` of them for the inputs moved."""
-    moved = [_move_by_ulp(values, seed) for values in drawn]
-    return evaluate(model, drawn, limits, evaluators, more=moved, first=first)
 
 
 def _trials(
@@ -394,20 +388,16 @@ def _nans(value: np.ndarray) -> bool:
 
 def _contrasting_trials(
     model: onnx.ModelProto,
-    shows: onnx.ModelProto,
     drawn: Sequence[dict[str, np.ndarray]],
-    seed: int,
-    limits: EvaluationLimits,
-    evaluators: Sequence[str],
+    run: Callable[[Sequence[dict[str, np.ndarray]]], Reference | ReferenceFailure],
 ) -> list[_Trial]:
     """Return trials on inputs chosen to change further outputs, of those that the reference accepts."""
-    first = len(graphs.outputs(model))
-    found = _evaluate(shows, drawn, seed, limits, evaluators, first)
+    found = run(drawn)
     if isinstance(found, Reference):
         return _trials(model, drawn, found)
     if not found.inputs:
         return []
-    each = ((one, _evaluate(shows, [one], seed, limits, evaluators, first)) for one in drawn)
+    each = ((one, run([one])) for one in drawn)
     return [t for one, got in each if isinstance(got, Reference) for t in _trials(model, [one], got)]
 
 

@@ -208,23 +208,20 @@ def _follow(
             return path
         case "Neg":
             return path.then(-1, 0)
-        case "Add" | "Sub" | "Mul" | "Div" if len(node.input) == 2:
-            least, greatest = ends.get(node.input[1 - position], (math.nan, math.nan))
-            if least != greatest or not math.isfinite(least):
-                return None
-            return _apply_arithmetic(node.op_type, position, path, least)
-    return None
-
-
-def _apply_arithmetic(op: str, position: int, path: _Path, constant: float) -> _Path | None:
-    if op in ("Add", "Sub"):
-        minus = op == "Sub"
-        scale = -1 if minus and position else 1
-        return path.then(scale, -constant if minus and not position else constant)
-    if op == "Div" and position == 1:
+    other = node.input[1 - position] if len(node.input) == 2 else ""
+    constant, greatest = ends.get(other, (math.nan, math.nan))
+    if constant != greatest or not math.isfinite(constant):
         return None
-    factor = 1 / constant if op == "Div" and constant else constant
-    return path.then(factor, 0) if factor else None
+    match node.op_type:
+        case "Add":
+            return path.then(1, constant)
+        case "Sub":
+            return path.then(-1, constant) if position else path.then(1, -constant)
+        case "Mul" if constant:
+            return path.then(constant, 0)
+        case "Div" if constant and not position:
+            return path.then(1 / constant, 0)
+    return None
 
 
 def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:

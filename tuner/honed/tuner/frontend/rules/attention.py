@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.rules import rule
-from honed.tuner.frontend.values import Array, NodeCall, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import NodeCall, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
 from .layout import cut, expand, join, pad, pad_axis, pick, pieces, reshape, transpose, with_axis
@@ -483,12 +483,9 @@ def _may_hide(seen: Value | None, bias: Value | None, hidden: Value) -> bool:
     """Return whether masks may hide all keys from a query."""
     masks = [each.data for each in (seen, bias) if each is not None]
     known = [each if each.dtype == np.bool_ else each > hidden.data for each in masks if each is not None]
-    return bool(masks) and (len(known) < len(masks) or not _all_ask(known))
-
-
-def _all_ask(seen: Sequence[Array]) -> bool:
-    """Return whether in each row the masks together show at least one key."""
-    return bool(np.any(functools.reduce(np.logical_and, seen), axis=-1).all())
+    if len(known) < len(masks):
+        return True
+    return bool(masks) and not np.any(functools.reduce(np.logical_and, known), axis=-1).all()
 
 
 @rule("RotaryEmbedding", domain=DOMAIN)
