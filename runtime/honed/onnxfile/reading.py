@@ -276,3 +276,29 @@ def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
                 dim.ClearField("dim_param")
                 found = True
     return found
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that a node holds (If, Loop, Scan)."""
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs)
+
+
+def nodes(outer: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes in order, those of subgraphs after the node that holds them."""
+    for node in outer:
+        yield node
+        for graph in subgraphs(node):
+            yield from nodes(graph.node)
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the values that a node reads from the graph around it, in its subgraphs as well."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        made = {v.name for v in (*graph.input, *graph.initializer)}
+        made |= {sparse.values.name for sparse in graph.sparse_initializer}
+        for inner in graph.node:
+            yield from (name for name in reads(inner) if name not in made)
+            made.update(inner.output)
+        yield from (v.name for v in graph.output if v.name not in made)

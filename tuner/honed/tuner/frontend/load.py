@@ -19,7 +19,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
-from honed.onnxfile.reading import clean, protobuf_memory, read
+from honed.onnxfile.reading import clean, nodes, protobuf_memory, read, reads
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
@@ -163,12 +163,12 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
     return body.nodes + sum(count * sizes[key] for key, count in body.calls.items())
 
 
-def _body(nodes: Iterable[onnx.NodeProto], keys: set[_Key]) -> _Body:
+def _body(outer: Iterable[onnx.NodeProto], keys: set[_Key]) -> _Body:
     """Return how many nodes a graph or function has and how often it calls which function.
 
     Nodes of its subgraphs count, too.
     """
-    found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
+    found = [(node.domain, node.op_type) for node in nodes(outer)]
     return _Body(len(found), Counter(key for key in found if key in keys))
 
 
@@ -199,19 +199,6 @@ def drop_unneeded(graph: onnx.GraphProto) -> None:
     _keep(graph, kept[::-1])
 
 
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the values that a node reads from the graph around it, in its subgraphs as well."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            made = {v.name for v in (*graph.input, *graph.initializer)}
-            made |= {sparse.values.name for sparse in graph.sparse_initializer}
-            for inner in graph.node:
-                yield from (name for name in reads(inner) if name not in made)
-                made.update(inner.output)
-            yield from (v.name for v in graph.output if v.name not in made)
-
-
 def stand_in_types(graph: onnx.GraphProto) -> list[tuple[onnx.ValueInfoProto, onnx.TypeProto]]:
     """Give inputs and outputs without a shape or type one for ONNX's checker; return the old ones."""
     had: list[tuple[onnx.ValueInfoProto, onnx.TypeProto]] = []
@@ -236,19 +223,9 @@ def put_back(had: Iterable[tuple[onnx.ValueInfoProto, onnx.TypeProto]]) -> None:
             value.ClearField("type")
 
 
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those in their subgraphs, without recursion, which files could exhaust."""
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            yield node
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-
-
 def _spell_domains(model: onnx.ModelProto) -> None:
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in all_nodes(nodes):
+    for outer in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes(outer):
             if node.domain == "ai.onnx":
                 node.domain = ""
     for owner in (model, *model.functions):
@@ -263,7 +240,7 @@ def _spell_domains(model: onnx.ModelProto) -> None:
 def _import_domains(model: onnx.ModelProto) -> None:
     """Import the domains that ONNX Runtime knows without it, as it does: the newest version of each."""
     known = {opset.domain for opset in model.opset_import}
-    used = {node.domain for node in all_nodes(model.graph.node)} & {_MLS, "com.microsoft"}
+    used = {node.domain for node in nodes(model.graph.node)} & {_MLS, "com.microsoft"}
     for domain in sorted(used - known):
         version = _newest(domain) if domain == _MLS else 1
         model.opset_import.append(onnx.helper.make_opsetid(domain, version))

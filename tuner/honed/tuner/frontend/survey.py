@@ -11,9 +11,9 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
+from honed.onnxfile.reading import reads
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
-from .load import reads
 from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from honed.onnxfile.reading import nodes
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST
@@ -251,7 +252,7 @@ def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     """Return the values that only lead to outputs, moved or cast, each with the names of these outputs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
-        for name in {name for inner in graphs.within(node) for name in inner.input if name}:
+        for name in {name for inner in nodes([node]) for name in inner.input if name}:
             readers.setdefault(name, []).append(node)
     found = {value.name: frozenset({value.name}) for value in model.graph.output if value.name not in readers}
     for node in reversed(model.graph.node):

@@ -7,7 +7,7 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
+from honed.onnxfile.reading import nodes, reads
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
 
@@ -84,10 +85,10 @@ def exact(model: onnx.ModelProto) -> onnx.ModelProto:
     def level(node: onnx.NodeProto) -> int:
         return attribute(node, "accuracy_level", 0) if node.op_type == "MatMulNBits" else 0
 
-    if not any(level(node) for node in nodes(model.graph)):
+    if not any(level(node) for node in nodes(model.graph.node)):
         return model
     found = copy_model(model)
-    for node in nodes(found.graph):
+    for node in nodes(found.graph.node):
         if level(node):
             kept = [each for each in node.attribute if each.name != "accuracy_level"]
             del node.attribute[:]
@@ -116,42 +117,17 @@ def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(v.name for v in model.graph.output)
 
 
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
-    for node in graph.node:
-        yield from within(node)
-
-
-def within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """Yield a node, and the nodes of its subgraphs."""
-    yield node
-    for graph in subgraphs(node):
-        yield from nodes(graph)
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that a node holds."""
-    for attribute in node.attribute:
-        yield from (attribute.g, *attribute.graphs)
-
-
-def reads(node: onnx.NodeProto) -> set[str]:
-    """Return the values a node reads, including those that its subgraphs take from outside."""
-    read = {name for inner in within(node) for name in inner.input if name}
-    return read | {value.name for graph in subgraphs(node) for value in graph.output}
-
-
 def rebuild_model(
     model: onnx.ModelProto,
-    nodes: Sequence[onnx.NodeProto],
+    made: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
     """Return a model of other nodes, with the constants that they need."""
-    read = {value.name for value in outputs}.union(*map(reads, nodes))
+    read = {value.name for value in outputs}.union(*map(reads, made))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     graph = helper.make_graph(
-        nodes,
+        made,
         model.graph.name,
         [value for value in inputs if value.name in read or value.name not in constants],
         outputs,
@@ -169,7 +145,7 @@ def varying(model: onnx.ModelProto, constant: Collection[str] = ()) -> set[str]:
     fixed = {tensor.name for tensor in model.graph.initializer}
     found = {value.name for value in model.graph.input} - fixed
     for node in model.graph.node:
-        reads = {name for inner in within(node) for name in inner.input}
+        reads = {name for inner in nodes([node]) for name in inner.input}
         if node.op_type not in constant and reads & found:
             found.update(name for name in node.output if name)
     return found
@@ -358,7 +334,7 @@ class SourceGraph:
     @cached_property
     def nodes(self) -> list[onnx.NodeProto]:
         """Every node, as `nodes` yields them."""
-        return list(nodes(self.model.graph))
+        return list(nodes(self.model.graph.node))
 
     @cached_property
     def constants(self) -> dict[str, np.ndarray]:

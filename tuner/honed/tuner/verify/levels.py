@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from honed.onnxfile.reading import MISLED, UNNAMED, clean, forget_names, read
+from honed.onnxfile.reading import MISLED, UNNAMED, clean, forget_names, nodes, read
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.values import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
@@ -196,9 +196,7 @@ def _precision(model: onnx.ModelProto) -> str:
     """Return the coarsest precision of the model's arithmetic, as `tolerance.for_output` takes it."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
-    types |= {
-        each.i for node in graphs.nodes(model.graph) for each in node.attribute if node.op_type == "Cast"
-    }
+    types |= {each.i for node in nodes(model.graph.node) for each in node.attribute if node.op_type == "Cast"}
     if types & {TensorProto.FLOAT16, TensorProto.BFLOAT16}:
         return "fp16"
     return "fp64" if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types else "fp32"

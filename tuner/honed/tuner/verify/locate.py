@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from honed.onnxfile.reading import reads
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.verification import Difference
 
@@ -129,9 +130,9 @@ class _Search:
         """
         vouched = self._back(self.agrees)
         suspects = [o for o in causes if self.maker[o] not in vouched]
-        reads = graphs.reads(self.model.graph.node[self.maker[name]])
+        own = set(reads(self.model.graph.node[self.maker[name]]))
         half = (count + 1) // 2
-        return [*_spread(suspects, half), *_spread(causes, half), *(o for o in causes if o in reads)]
+        return [*_spread(suspects, half), *_spread(causes, half), *(o for o in causes if o in own)]
 
     def _back(self, names: Iterable[str], without: Collection[str] = ()) -> set[int]:
         """Return the nodes, by index, that the values depend on, except by way of the values `without`."""
@@ -142,7 +143,7 @@ class _Search:
             if i is None or i in nodes:
                 continue
             nodes.add(i)
-            waiting += [name for name in graphs.reads(self.model.graph.node[i]) if name not in without]
+            waiting += [name for name in reads(self.model.graph.node[i]) if name not in without]
         return nodes
 
 

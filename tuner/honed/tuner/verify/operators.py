@@ -20,6 +20,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from honed.onnxfile.reading import nodes, subgraphs
+
 from . import graphs
 from .confined import LoadedEvaluator
 
@@ -202,8 +204,8 @@ def _read_last(model: onnx.ModelProto) -> list[set[str]]:
     """Return for each node the values that no later node reads and that are no outputs."""
     there, found = {"", *graphs.outputs(model)}, []
     for node in reversed(model.graph.node):
-        inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
-        touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
+        inner = [value.name for graph in subgraphs(node) for value in graph.output]
+        touched = {name for each in nodes([node]) for name in (*each.input, *each.output)}
         found.append(touched.union(inner) - there)
         there |= touched.union(inner)
     return found[::-1]
