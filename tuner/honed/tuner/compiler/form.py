@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from honed.onnxfile.reading import nodes
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import ROWS_MASK
 from honed.tuner.verify import graphs
@@ -179,7 +180,7 @@ class _Rewrite:
             self._nodes.append(helper.make_node("Identity", [found], [node.output[0]]))
             return
         node.input[:] = self._with_numbers(node)
-        inside = islice(graphs.within(node), 1, None)
+        inside = islice(nodes([node]), 1, None)
         if any(name in self._numbers for inner in inside for name in inner.input):
             raise _refusal(f"a graph within node {graphs.label(node)!r} reads the length of its state")
         self._nodes.append(node)
