@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from tvm import tirx
 from tvm.target import Target
@@ -30,8 +32,8 @@ from honed.tuner.compiler.fusion import FusionPolicy, attention_seconds, separab
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.functions.fusing import Joins, never
-from honed.tuner.lower.functions.legalize import ALL_PASSES, FusionPasses
+from honed.tuner.lower.functions import legalize
+from honed.tuner.lower.functions.fusing import Joins, fuse, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
@@ -41,6 +43,11 @@ from honed.valhall.bench import bench_profile
 _TURNS = 41
 Shapes = Mapping[str, tuple[int, ...]]
 JoinsOf = Callable[[DeviceProfile], Joins]
+Instead = dict[str, Callable[..., Any]]
+# What stands for the passes beside TVM's own fusion that a variant leaves out.
+_NO_VIEWS: Instead = {"read_by_strides": lambda module: (module, {})}
+_COPIES: Instead = {"fuse_without_moves": lambda plain, *_: fuse(plain)}
+_NO_BLOCKS: Instead = {"block_lanes": lambda _profile: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class Variant:
     label: str
     normalised: Normalised
     joins: JoinsOf = FusionPolicy  # Decides which functions are one kernel
-    passes: FusionPasses = ALL_PASSES
+    instead: Instead = field(default_factory=dict)  # In `legalize`, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +111,9 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
         if _applied(whole, one.name):
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
-    yield Variant("all but views", whole, passes=FusionPasses(views=False))
+    yield Variant("all but views", whole, instead=_NO_VIEWS)
     yield Variant("all but attentions", whole, joins=partial(FusionPolicy, sorts=[separable_seconds]))
-    yield Variant("all but in place", whole, passes=FusionPasses(in_place=False))
+    yield Variant("all but in place", whole, instead=_COPIES)
     yield from _of_processors(whole)
     yield _none(path, shapes)
 
@@ -114,13 +121,12 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
     """Yield the model without each of the passes that only processors have."""
     yield Variant("all but separables", whole, joins=partial(FusionPolicy, sorts=[attention_seconds]))
-    yield Variant("all but blocks", whole, passes=FusionPasses(blocked=False))
+    yield Variant("all but blocks", whole, instead=_NO_BLOCKS)
 
 
 def _none(path: Path, shapes: Shapes) -> Variant:
     bare = _normalised(path, shapes, ())
-    passes = FusionPasses(views=False, blocked=False, in_place=False)
-    return Variant("none", bare, joins=lambda _: never, passes=passes)
+    return Variant("none", bare, joins=lambda _: never, instead=_NO_VIEWS | _COPIES | _NO_BLOCKS)
 
 
 def _applied(whole: Normalised, name: str) -> bool:
@@ -132,13 +138,13 @@ def _normalised(path: Path, shapes: Shapes, passes: Sequence[Pass]) -> Normalise
 
 
 def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
-    return lower_module(
-        frontend.import_relax(variant.normalised),
-        profile,
-        first=untuned_kernels if profile.rules.family == "cpu" else _first,
-        joins=variant.joins(profile),
-        passes=variant.passes,
-    )
+    with mock.patch.dict(vars(legalize), variant.instead):
+        return lower_module(
+            frontend.import_relax(variant.normalised),
+            profile,
+            first=untuned_kernels if profile.rules.family == "cpu" else _first,
+            joins=variant.joins(profile),
+        )
 
 
 def _footprint(variant: Variant, profile: DeviceProfile) -> Footprint:
@@ -167,7 +173,7 @@ def _times(path: Path, shapes: Shapes) -> None:
         Variant("all", whole),
         *([Variant("all but pads", pads)] if _applied(whole, "pads") else []),
         *_of_processors(whole),
-        Variant("all but in place", whole, passes=FusionPasses(in_place=False)),
+        Variant("all but in place", whole, instead=_COPIES),
         _none(path, shapes),
     )
     device = devices.select("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.compiler.fusion import FusionPolicy
 from honed.tuner.compiler.verification import run_model
-from honed.tuner.lower.functions.legalize import FusionPasses, legalize
+from honed.tuner.lower.functions import fusing, legalize
 from honed.tuner.lower.module import lower_module, read_program
 from honed.tuner.lower.program import Program, move_in_place
 from honed.tuner.lower.target import alignment_of
@@ -114,7 +115,9 @@ def _model(name: str) -> onnx.ModelProto:
 def _program(model: onnx.ModelProto, family: str, *, in_place: bool = True) -> Program:
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    legal, _ = legalize(module, profile, FusionPolicy(profile), FusionPasses(in_place=in_place))
+    fuse = fusing.fuse_without_moves if in_place else lambda plain, *_: fusing.fuse(plain)
+    with mock.patch.object(legalize, "fuse_without_moves", fuse):
+        legal, _ = legalize.legalize(module, profile, FusionPolicy(profile))
     return move_in_place(read_program(legal), alignment_of(profile))
 
 

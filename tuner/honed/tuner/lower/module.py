@@ -18,7 +18,7 @@ from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART
 
 from .functions.fusing import Joins, move_of, never
-from .functions.legalize import ALL_PASSES, FusionPasses, legalize
+from .functions.legalize import legalize
 from .functions.updates import parameters_kept
 from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan
@@ -78,13 +78,8 @@ class _Lowering:
     first: UntunedKernels
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A function's kernels, with notes for the user on how they were made; or why there are none."""
-
-    function: Function | None
-    notes: list[str]
-    failed: str = ""
+# A function's kernels, with notes for the user on how they were made; None, with why there are none.
+_Found = tuple[Function | None, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +95,13 @@ def legal_model(
     profile: DeviceProfile,
     joins: Joins = never,
     names: Mapping[relax.Var, str] | None = None,
-    passes: FusionPasses = ALL_PASSES,
 ) -> LegalModel:
     """Return the `main` of a Relax module as calls of functions that are to be lowered.
 
-    `names` maps variables of the module to the names of the operators whose results they hold. `joins` and
-    `passes` are as in `legalize`.
+    `names` maps variables of the module to the names of the operators whose results they hold. `joins` is as
+    in `legalize`.
     """
-    legal, traced = legalize(module, profile, joins, passes)
+    legal, traced = legalize(module, profile, joins)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = move_in_place(read_program(legal, operators), alignment_of(profile))
@@ -126,7 +120,6 @@ def lower_module(
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
     joins: Joins = never,
-    passes: FusionPasses = ALL_PASSES,
     admit: Callable[[Program], None] = lambda _program: None,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the chosen schedules, else with those that `first` gives.
@@ -136,7 +129,7 @@ def lower_module(
     `legal_model`. Raises ModelRefused with every function that cannot be lowered.
     """
     progress(0.0, "legalise and fuse operators")
-    legal = legal_model(module, profile, joins, names, passes)
+    legal = legal_model(module, profile, joins, names)
     admit(legal.program)
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
@@ -150,12 +143,12 @@ def lower_module(
         for n, name in enumerate(called):
             progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
             found[name] = begun[name].result()[name]
-    if failed := tuple(f"{name}: {one.failed}" for name, one in found.items() if one.function is None):
+    if failed := tuple(f"{name}: {notes[0]}" for name, (made, notes) in found.items() if made is None):
         raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", failed)
     return LoweredModel(
         program=legal.program,
-        functions={name: one.function for name, one in found.items() if one.function is not None},
-        notes=tuple(note for one in found.values() for note in one.notes),
+        functions={name: made for name, (made, _) in found.items() if made is not None},
+        notes=tuple(note for _, notes in found.values() for note in notes),
     )
 
 
@@ -191,7 +184,7 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
         try:
             rule, lowered, passed_over = tools.first(func, name, target, profile)
         except LoweringFailed as failed:
-            return _Found(None, notes, str(failed))
+            return None, [str(failed)]
         found = rule, lowered
         if rule == SERIAL:
             why = "; ".join(passed_over)
@@ -199,9 +192,8 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
     schedule, made = found
     total, executed = function_flops(func), sum(launch.flops for launch in made.launches)
     launches = tuple(replace(one, flops=round(total * one.flops / executed)) for one in made.launches)
-    return _Found(
-        strict.copy_fields(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
-    )
+    function = strict.copy_fields(Function, made, name=name, task=task, schedule=schedule, launches=launches)
+    return function, notes
 
 
 def kernel_name(name: str, task: str, taken: Container[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -54,21 +53,7 @@ _DENOMINATOR = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionPasses:
-    """The passes beside TVM's own fusion; benchmarks and tests leave some of them out."""
-
-    views: bool = True  # Products read moved values in place by strides; else operands are copied
-    blocked: bool = True  # Channels lie in blocks where that pays; else as in the model
-    in_place: bool = True  # Moves that could be in place are not fused, where devices support sub-buffers
-
-
-ALL_PASSES = FusionPasses()
-
-
-def legalize(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, passes: FusionPasses = ALL_PASSES
-) -> tuple[IRModule, Traced]:
+def legalize(module: IRModule, profile: DeviceProfile, joins: Joins = never) -> tuple[IRModule, Traced]:
     """Return `main` as calls of fused PrimFuncs, of at most MOST_FUSED operators each, and of partitions.
 
     A chain of functions that `joins` accepts becomes one function. Constants are not folded here: TVM's
@@ -81,8 +66,8 @@ def legalize(
             [steps.DecomposeOpsForInference(), steps.CanonicalizeBindings(), steps.EliminateCommonSubexpr()]
         )
         simple = multiply_packed(multiply_bytes(simplified(module), profile), profile)
-        strided, written = read_by_strides(simple) if passes.views else (simple, {})
-        laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
+        strided, written = read_by_strides(simple)
+        laid_out, origin = block_channels(strided, block_lanes(profile))
         rules = {"relax.erf": _erf} | extremes.rules()
         rules |= dict.fromkeys(
             ("relax.nn.conv1d", "relax.nn.conv2d"), partial(_legalise_convolution, profile)
@@ -101,7 +86,7 @@ def legalize(
         plain = annotate_views(legalised(laid_out))
         grouped, computed = (
             fuse_without_moves(plain, laid_out, alignment_of(profile))
-            if passes.in_place and profile.family.parts_of_buffers
+            if profile.family.parts_of_buffers
             else fuse(plain)
         )
         functions = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
