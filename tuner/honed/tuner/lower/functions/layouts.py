@@ -95,12 +95,10 @@ class BlockedConvolution:
         padded = self._pad(image)
         rows, columns = (self._extent(int(image.shape[n + 2]), n) for n in range(2))
         window = [te.reduce_axis((0, extent), name) for extent, name in zip(self.window, "yx", strict=True)]
-        over: list[tirx.IterVar] = []
+        over = list(window)
         if not self.depthwise:
-            over.append(te.reduce_axis((0, int(image.shape[1])), "i"))
-        over += window
-        if self.blocked and not self.depthwise:
-            over.append(te.reduce_axis((0, self.lanes), "k"))
+            over.insert(0, te.reduce_axis((0, int(image.shape[1])), "i"))
+            over += [te.reduce_axis((0, self.lanes), "k")] if self.blocked else []
         outputs = blocks_of(self.channels, self.lanes)
 
         def value(n: tirx.Var, o: tirx.Var, y: tirx.Var, x: tirx.Var, lane: tirx.Var) -> ir.Expr:
@@ -110,11 +108,9 @@ class BlockedConvolution:
                     (y, x), self.strides, window, self.dilation, strict=True
                 )
             ]
-            if self.depthwise:
-                return te.sum(padded(n, o, *at, lane) * weights(o, *(w.var for w in window), lane), axis=over)
-            inner = over[len(window) + 1 :]
-            pixel = padded(n, over[0].var, *at, *(one.var for one in inner))
-            return te.sum(pixel * weights(o, *(one.var for one in over), lane), axis=over)
+            steps = [one.var for one in over]
+            channel, *inner = [o, lane] if self.depthwise else [steps[0], *steps[len(window) + 1 :]]
+            return te.sum(padded(n, channel, *at, *inner) * weights(o, *steps, lane), axis=over)
 
         return te.compute((image.shape[0], outputs, rows, columns, self.lanes), value, "conv2d")
 
@@ -151,11 +147,6 @@ def _inputs(weights: Array, lanes: int) -> Array:
     return np.ascontiguousarray(np.stack([np.moveaxis(one, 0, -1) for one in found]))
 
 
-def is_contiguous_blocked(channels: Sequence[int], lanes: int) -> bool:
-    """Return whether concatenated tensors of these channels also lie one after another when blocked."""
-    return all(count % lanes == 0 for count in channels[:-1])
-
-
 _DTYPE = "float32"
 # Includes the types of quantisation between convolutions
 _TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})
@@ -173,10 +164,7 @@ _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.max
 _DIVIDE = "relax.divide"
 _BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # Bounds may be infinities, too
 _REDUCTIONS: Mapping[str, Callable[..., relax.Expr]] = {
-    "relax.mean": relax.op.mean,
-    "relax.sum": relax.op.sum,
-    "relax.max": relax.op.max,
-    "relax.min": relax.op.min,
+    f"relax.{of.__name__}": of for of in (relax.op.mean, relax.op.sum, relax.op.max, relax.op.min)
 }
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
@@ -365,10 +353,11 @@ def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool)
 
 
 def _joins(call: relax.Call, parts: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
+    """Return whether blocked tensors are joined, and lie one after another in blocks as they do plain."""
     axis = int(call.attrs.axis) % len(extents(call))
     if axis == 0 or any(field not in blocked for field in parts.fields):
         return False
-    return axis > 1 or is_contiguous_blocked([extents(field)[1] for field in parts.fields], lanes)
+    return axis > 1 or all(extents(field)[1] % lanes == 0 for field in parts.fields[:-1])
 
 
 @dataclass()
