@@ -14,13 +14,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.tuner.lower.printer.tvm_printer import tvm_printer
+from tests.tuner.lower.printer.tvm_printer import lower_by_tvm
 
 from benchmarks.board import anchors
 from honed.machine.profile import DeviceProfile
 from honed.tuner import lightglue
 from honed.tuner.compiler.schedules import untuned_kernels
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
@@ -143,9 +143,7 @@ def _by_tvm(one: Extracted) -> Lowered:
     found = by_rule(one.func, target_for(device), device)
     if found is None:
         raise LoweringFailed(f"no default rule fits {one.task.name}")
-    return lower_function(
-        found[1].mod["main"], "main", target_for(device), device, tvm_printer(target_for(device))
-    )
+    return lower_by_tvm(found[1].mod["main"], "main", target_for(device), device)
 
 
 def _first(one: Extracted) -> Lowered:

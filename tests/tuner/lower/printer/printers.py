@@ -16,7 +16,7 @@ from honed.runtime.execution import programs
 from honed.tuner.lower.opencl import Lowered, lower_function
 from tests.tuner.lower.lowering import run_lowered
 
-from .tvm_printer import tvm_printer
+from .tvm_printer import lower_by_tvm
 
 # Of the largest value: sums are fused and constants exact in one of them and not in the other.
 TOLERANCE = {2: 5e-3, 4: 1e-4, 8: 1e-10}
@@ -35,7 +35,7 @@ def print_both(func: tirx.PrimFunc, name: str, target: Target, profile: DevicePr
     """Lower with both printers; all but the source must be the same."""
     ours = lower_function(func, name, target, profile)
     long = replace(profile, rules=replace(profile.rules, max_source_bytes=1 << 30))
-    theirs = lower_function(func, name, target, long, tvm_printer(target))
+    theirs = lower_by_tvm(func, name, target, long)
     assert replace(ours, source="") == replace(theirs, source="")
     return Printed(func, ours, theirs.source)
 

@@ -35,8 +35,7 @@ UNIFORM = {
 def test_divergent(body: str) -> None:
     found = divergent_barriers(f"__kernel void k(__global float* p) {{ {body} }}")
     assert len(found) == 1
-    assert found[0].kernel == "k"
-    assert "kernel k has a barrier under the condition" in str(found[0])
+    assert "kernel k has a barrier under the condition" in found[0]
 
 
 @pytest.mark.parametrize("body", UNIFORM.values(), ids=list(UNIFORM))
@@ -49,4 +48,5 @@ def test_kernels_of_one_source_are_told_apart() -> None:
     __kernel void clean(__global float* p) { int x = get_group_id(0); if (x) { barrier(1); } }
     __kernel void faulty(__global float* p) { int x = get_local_id(0); if (x) { barrier(1); } }
     """
-    assert [found.kernel for found in divergent_barriers(source)] == ["faulty"]
+    (found,) = divergent_barriers(source)
+    assert "kernel faulty has a barrier" in found

@@ -12,8 +12,9 @@ from honed.machine.devices import Device
 from honed.tuner.lower.functions.layouts import blocking
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.printer.bounds import OutOfBounds, bound_accesses
-from honed.tuner.lower.printer.kernel import Dialect, source_of
+from honed.tuner.lower.printer.kernel import source_of
 from honed.tuner.lower.target import target_for
+from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
 
@@ -117,7 +118,7 @@ def test_what_may_lie_outside_is_refused(lines: tuple[str, ...]) -> None:
 )
 def test_the_guard_of_a_select_becomes_branches(line: str) -> None:
     func = bound_accesses(kernel(line))
-    source = source_of({"k": func}, Dialect(contract=False))
+    source = source_of({"k": func}, imagined("mali"))
     assert "select(" not in source
     assert re.search(r"\? [^?]*a", source), source
     assert bound_accesses(func).same_as(func)  # what was made is inside by its branches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from unittest import mock
 
 import tvm
 from tvm import tirx
@@ -10,12 +10,16 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm.target import Target
 
+from honed.machine.profile import DeviceProfile
+from honed.tuner.lower import opencl
 
-def tvm_printer(target: Target) -> Callable[[dict[str, tirx.PrimFunc]], str]:
-    """A printer for `lower_function`."""
 
-    def printed(kernels: dict[str, tirx.PrimFunc]) -> str:
+def lower_by_tvm(func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile) -> opencl.Lowered:
+    """Lower a scheduled function as `lower_function` does, but print it by TVM."""
+
+    def printed(kernels: dict[str, tirx.PrimFunc], _profile: DeviceProfile) -> str:
         device = finalize_device_passes()(IRModule(kernels))
         return str(tvm.get_global_func("target.build.opencl")(device, target).inspect_source("cl"))
 
-    return printed
+    with mock.patch.object(opencl, "print_kernels", printed):
+        return opencl.lower_function(func, name, target, profile)

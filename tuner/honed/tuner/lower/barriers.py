@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 _TOKEN = re.compile(
@@ -29,22 +28,8 @@ _TYPES = {
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 
 
-@dataclass(frozen=True, slots=True)
-class DivergentBarrier:
-    """A barrier that not every work-item may reach, and the condition around it."""
-
-    kernel: str
-    condition: str
-
-    def __str__(self) -> str:
-        return (
-            f"kernel {self.kernel} has a barrier under the condition ({self.condition}), "
-            "which may differ between work-items"
-        )
-
-
-def divergent_barriers(source: str) -> list[DivergentBarrier]:
-    """Return every barrier of `source` under a condition that may differ between work-items of a group."""
+def divergent_barriers(source: str) -> list[str]:
+    """Return what is wrong with each barrier of `source` that not every work-item of a group may reach."""
     if not any(barrier in source for barrier in _BARRIERS):
         return []  # Most kernels have none, and parsing them takes a fortieth of compiling
     kernels = _COMMENT.sub(" ", source).split("__kernel")
@@ -62,20 +47,20 @@ class _Walk:
         self.reassigned = _find_reassigned(tokens)
         self.left_under = ""  # The condition under which some work-items may have left already
 
-    def run(self) -> Iterator[DivergentBarrier]:
+    def run(self) -> Iterator[str]:
         while self.at < len(self.tokens):
             if self.tokens[self.at] == "{":
                 yield from self._block(())
             else:
                 self.at += 1
 
-    def _block(self, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
+    def _block(self, under: tuple[str, ...]) -> Iterator[str]:
         self.at += 1  # {
         while self.at < len(self.tokens) and self.tokens[self.at] != "}":
             yield from self._statement(under)
         self.at += 1  # }
 
-    def _statement(self, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
+    def _statement(self, under: tuple[str, ...]) -> Iterator[str]:
         token = self.tokens[self.at]
         if token == "{":
             yield from self._block(under)
@@ -88,7 +73,7 @@ class _Walk:
         else:
             yield from self._simple(under)
 
-    def _conditional(self, kind: str, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
+    def _conditional(self, kind: str, under: tuple[str, ...]) -> Iterator[str]:
         self.at += 1
         header = self._take_parenthesised()
         if kind == "for":
@@ -108,7 +93,7 @@ class _Walk:
                 break
         return self.tokens[start : self.at - 1]
 
-    def _simple(self, under: tuple[str, ...]) -> Iterator[DivergentBarrier]:
+    def _simple(self, under: tuple[str, ...]) -> Iterator[str]:
         start = self.at
         while self.at < len(self.tokens) and self.tokens[self.at] not in (";", "{", "}"):
             self.at += 1
@@ -117,7 +102,10 @@ class _Walk:
             self.at += 1
         condition = under[-1] if under else self.left_under
         if condition and _BARRIERS.intersection(statement):
-            yield DivergentBarrier(self.kernel, condition)
+            yield (
+                f"kernel {self.kernel} has a barrier under the condition ({condition}), "
+                "which may differ between work-items"
+            )
         if under and statement[:1] and statement[0] in ("return", "break", "continue", "goto"):
             self.left_under = under[-1]
         self._assign(statement, bool(under))

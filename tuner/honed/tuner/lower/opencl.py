@@ -8,9 +8,8 @@ plan needs; TVM's later passes would pack arguments for its runtime, and assert 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import tvm
@@ -25,13 +24,11 @@ from honed.runtime.compiled.model import KernelArg
 from . import target
 from .barriers import divergent_barriers
 from .functions import extremes
-from .printer.kernel import Dialect, print_kernels
+from .printer.kernel import print_kernels
 from .program import KernelLaunch, MemoryValue
 from .statements import is_call, lookup_tables, memory_by_buffer, memory_of, nodes, parts
 from .sums import stage_sums
 
-# Returns one source for kernels by entry name, which are already split from host code.
-Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
 _UNKNOWN = 2**31  # Exceeds the bound of any bounded expression
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -53,25 +50,15 @@ class Lowered:
     launches: tuple[KernelLaunch, ...]
 
 
-def lower_function(
-    func: tirx.PrimFunc,
-    name: str,
-    target: Target,
-    profile: DeviceProfile,
-    printer: Printer | None = None,
-) -> Lowered:
-    """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run.
-
-    Tests pass TVM's own printer, to compare with.
-    """
+def lower_function(func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile) -> Lowered:
+    """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run."""
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
         passes = tvm.transform.Sequential([*_blocks_to_loops(profile), *_loops_to_kernels()])
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # Checked before printing, which takes most of the time
-        dialect = Dialect(contract=profile.family.contracts, costly_addresses=profile.costly_addresses)
-        source = (printer or partial(print_kernels, dialect=dialect))(kernels)
+        source = print_kernels(kernels, profile)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
@@ -295,4 +282,4 @@ def _check(lowered: Lowered, profile: DeviceProfile) -> None:
         if not limits.allows_group(launch.block):
             raise LoweringFailed(f"work-group {launch.block} is larger than the device allows")
     for found in divergent_barriers(lowered.source):
-        raise LoweringFailed(str(found))
+        raise LoweringFailed(found)

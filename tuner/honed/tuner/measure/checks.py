@@ -68,7 +68,7 @@ def source_size(source: str, limit: int) -> Refusal | None:
 def barriers(source: str) -> Refusal | None:
     """Refuse a barrier that some work-items of a group may not reach."""
     found = divergent_barriers(source)
-    return Refusal(Outcome.BARRIER, str(found[0])) if found else None
+    return Refusal(Outcome.BARRIER, found[0]) if found else None
 
 
 def sound(workload: Workload, candidate: Candidate, limits: DeviceLimits) -> Refusal | None:

@@ -175,7 +175,7 @@ class Block:
 class Blocks:
     """A kernel's open blocks, the outermost first."""
 
-    def __init__(self, names: Names, *, costly_addresses: bool = False) -> None:
+    def __init__(self, names: Names, *, costly_addresses: bool) -> None:
         self.names = names
         self.costly_addresses = costly_addresses
         self.hidden_zero: str | None = "get_group_id(2)"  # Used in grids without blockIdx.z

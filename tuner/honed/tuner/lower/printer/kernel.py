@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, tirx
@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import memory_by_buffer, memory_of, nodes, parts, uses
 
@@ -261,21 +262,9 @@ _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(ba
 _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.compile(r"\bdouble\d*\b")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The preferences of a device's compiler.
-
-    With `contract` it fuses products with sums, as OpenCL C allows by default; without it they are `mad`.
-    With `costly_addresses` kernels compute addresses in few instructions, and take more registers.
-    """
-
-    contract: bool
-    costly_addresses: bool = False
-
-
-def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
+def print_kernels(kernels: dict[str, tirx.PrimFunc], profile: DeviceProfile) -> str:
     """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none."""
-    return source_of({entry: bound_accesses(f) for entry, f in _prepare(kernels).items()}, dialect)
+    return source_of({entry: bound_accesses(f) for entry, f in _prepare(kernels).items()}, profile)
 
 
 def _prepare(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
@@ -339,9 +328,9 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
     )
 
 
-def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
+def source_of(kernels: dict[str, tirx.PrimFunc], profile: DeviceProfile) -> str:
     """Return one source with all kernels, by their entry names."""
-    texts = [_kernel(entry, func, dialect) for entry, func in kernels.items()]
+    texts = [_kernel(entry, func, profile) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [
         f"#pragma OPENCL EXTENSION {e} : enable" for e, word in _EXTENSIONS.items() if word.search(body)
@@ -352,11 +341,11 @@ def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
     return "\n".join([*before, "", body] if before else [body])
 
 
-def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
+def _kernel(entry: str, func: tirx.PrimFunc, profile: DeviceProfile) -> str:
     names = Names()
     names.fresh(entry)
-    blocks = Blocks(names, costly_addresses=dialect.costly_addresses)
-    expressions = Expressions(blocks, contract=dialect.contract)
+    blocks = Blocks(names, costly_addresses=profile.costly_addresses)
+    expressions = Expressions(blocks, contract=profile.family.contracts)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
     statements = Statements(blocks, expressions, memory)
