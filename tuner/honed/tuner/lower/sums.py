@@ -342,24 +342,6 @@ def stage_sums(*, pairs: bool = False) -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(stage, opt_level=0, name="honed.StageSums")
 
 
-def in_stages(func: tirx.PrimFunc, *, pairs: bool = False) -> ir.IRModule:
-    """Return a function as `main` of a module, lowered just enough to add up in blocks."""
-    s = s_tir.transform
-    lowered = tvm.transform.Sequential(
-        [
-            s.CanonicalizeLoop(),
-            s.LowerInitBlock(),
-            s.PlanAndUpdateBufferAllocationLocation(),
-            s.ConvertBlocksToOpaque(),
-            s.CompactBufferAllocation(),
-            s.LowerMatchBuffer(),
-            s.LowerOpaqueBlock(),
-            stage_sums(pairs=pairs),
-        ]
-    )
-    return lowered(ir.IRModule({"main": func}))
-
-
 def _rewrite(loop: tirx.For, long: LongSum) -> tirx.Stmt:
     """Return the loop with a sum in blocks, after the sum's initial store if the loop contained it."""
     result = replace_statement(loop, long.leaf.loops[long.at], _in_blocks(long))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import tvm
-from tvm import tirx
+from tvm import ir, tirx
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
@@ -27,9 +27,10 @@ from honed.tuner.compiler.fusion import FusionAlternatives, FusionPolicy
 from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.lower.functions.updates import parameters_kept
 from honed.tuner.lower.module import legal_model
+from honed.tuner.lower.opencl import blocks_to_loops
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
-from honed.tuner.lower.sums import in_stages, most_additions, reductions
+from honed.tuner.lower.sums import most_additions, reductions
 from honed.tuner.lower.workload import (
     count_reached_bytes,
     function_flops,
@@ -279,8 +280,9 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    module = tvm.compile(in_stages(fresh(func).with_attr("global_symbol", "main")), target="llvm")
-    run = module["main"]
+    loops = tvm.transform.Sequential(blocks_to_loops(pairs=False))
+    whole = ir.IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
+    run = tvm.compile(loops(whole), target="llvm")["main"]
     scale = product_scale(func)
     for n in range(SETS):
         rng = np.random.default_rng([seed, n])
