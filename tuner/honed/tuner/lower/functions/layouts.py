@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
 
-from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
+from .views import INJECTIVE, PRODUCT, Shape, bindings, extents, is_fixed, variables
 
 # Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W] as [N, C/c, H, W, c].
 # Channelwise computations then have whole vectors, whatever the extents of an image. The last block is filled
@@ -85,7 +85,7 @@ class BlockedConvolution:
         The input channels of a depthwise convolution are dropped, and those for a plain image are not in
         blocks.
         """
-        by_output = _outputs(plain, self.lanes)
+        by_output: Array = block(plain[np.newaxis], self.lanes)[0]  # Shape [O/c, I, H, W, c]
         if self.depthwise:
             return np.ascontiguousarray(by_output[:, 0])
         return _inputs(by_output, self.lanes) if self.blocked else by_output
@@ -135,12 +135,6 @@ class BlockedConvolution:
         return te.compute(shape, value, "padded")
 
 
-def _outputs(weights: Array, lanes: int) -> Array:
-    """Return weights [O, I, ...] as [O/c, I, ..., c]."""
-    found: Array = block(weights[np.newaxis], lanes)[0]
-    return found
-
-
 def _inputs(weights: Array, lanes: int) -> Array:
     """Return weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
     found = [block(np.moveaxis(one, -1, 0), lanes) for one in weights]  # Shape [c of O, I/c, ..., c of I]
@@ -184,42 +178,47 @@ def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[rela
     holds.
     """
     main = module["main"]
-    if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
-        return module, {}
-    bindings = [binding for one in main.body.blocks for binding in one.bindings]
-    chosen = _choose(bindings, main.body.body, lanes)
+    chosen = _choose(main, lanes) if lanes else set()
     if not chosen:
         return module, {}
     others = {name: func for name, func in module.functions.items() if name.name_hint != "main"}
     writer = _Writer(relax.BlockBuilder(IRModule(others)), lanes, chosen)
-    return writer.write(main, bindings), writer.origin
+    return writer.write(main), writer.origin
 
 
-def _choose(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
-    """Return the variables whose values are to be blocked: regions of values that can be, where that pays."""
-    found: set[relax.Var] = set()
-    regions = _Regions()
-    for binding in bindings:
-        call = binding.value
+def _choose(main: relax.Function, lanes: int) -> set[relax.Var]:
+    """Return the variables whose values are to be blocked: regions of values that can be, where that pays.
+
+    That is where a region gains more than the moves at its borders cost.
+    """
+    regions: dict[relax.Var, set[relax.Var]] = {}  # By value, the values that it reads or that read it
+    gained = Counter[relax.Var]()  # Bytes moved less, by values of a region
+    borders: dict[relax.Var, relax.Var] = {}  # A value of a region, by the values moved at its borders
+    for binding in bindings(main):
+        var, call, given = binding.var, binding.value, variables(binding.value)
         convolution = able = None
-        if isinstance(call, relax.Call) and _is_image(binding.var):
-            convolution = _convolution(call, found, lanes)
-            able = convolution is not None or _follows(call, found, lanes)
-        given = variables(call)
+        if isinstance(call, relax.Call) and _is_image(var):
+            convolution = _convolution(call, regions, lanes)
+            able = convolution is not None or _follows(call, regions, lanes)
         if able:
-            found.add(binding.var)
-            regions.join(binding.var, [one for one in given if one in found])
+            joined = [regions[one] for one in given if one in regions]
+            region = max(joined, key=len, default=set())
+            for other in ({var}, *joined):
+                if other is not region:
+                    region |= other
+                    regions |= dict.fromkeys(other, region)
         if convolution is not None:
-            regions.gained[binding.var] += _bytes_saved(call, convolution)
-            if convolution.depthwise and call.args[0] not in found:
-                regions.borders[call.args[0]] = binding.var
-        for one in given:
-            if not able and one in found:
-                regions.borders[one] = one
-    for one in variables(result):
-        if one in found:
-            regions.borders[one] = one
-    return regions.paying(lanes)
+            gained[var] += _bytes_saved(call, convolution)
+            if convolution.depthwise and call.args[0] not in regions:
+                borders[call.args[0]] = var
+        if not able:
+            borders |= {one: one for one in given if one in regions}
+    borders |= {one: one for one in variables(main.body.body) if one in regions}
+    for moved, at in borders.items():
+        if not _lies_alike(moved, lanes):
+            gained[at] -= 2 * _nbytes(moved) + _LAUNCH
+    distinct = {id(region): region for region in regions.values()}.values()
+    return {var for region in distinct if sum(gained[one] for one in region) > 0 for var in region}
 
 
 def _bytes_saved(call: relax.Call, what: BlockedConvolution) -> int:
@@ -241,46 +240,12 @@ def _nbytes(expr: relax.Expr) -> int:
     return math.prod(extents(expr)) * np.dtype(str(expr.ty.dtype)).itemsize
 
 
-@dataclass()
-class _Regions:
-    """Blocked values grouped by reads, with the gain of each region and the moves at its borders."""
-
-    parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
-    gained: Counter[relax.Var] = field(default_factory=Counter)  # Bytes moved less, by values of a region
-    borders: dict[relax.Var, relax.Var] = field(
-        default_factory=dict
-    )  # A value of the region, by the values moved at its borders
-
-    def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
-        """Add a value to the region of the values that it is made from, and merge their regions."""
-        self.parents[var] = var
-        for other in others:
-            root = self._root(other)
-            if root is not self._root(var):
-                self.parents[root] = self._root(var)
-
-    def paying(self, lanes: int) -> set[relax.Var]:
-        """Return the values of the regions that gain more than their borders cost."""
-        left = Counter[relax.Var]()
-        for one, nbytes in self.gained.items():
-            left[self._root(one)] += nbytes
-        for moved, at in self.borders.items():
-            if not _lies_alike(moved, lanes):
-                left[self._root(at)] -= 2 * _nbytes(moved) + _LAUNCH
-        return {var for var in self.parents if left[self._root(var)] > 0}
-
-    def _root(self, var: relax.Var) -> relax.Var:
-        while self.parents[var] is not var:
-            var = self.parents[var]
-        return var
-
-
 def _is_image(expr: relax.Expr) -> bool:
     """Return whether a value has images and channels, of a type that is computed in lanes."""
     return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) in _TYPES
 
 
-def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> BlockedConvolution | None:
+def _convolution(call: relax.Call, blocked: Container[relax.Var], lanes: int) -> BlockedConvolution | None:
     """Return the convolution that a call computes, or None where it cannot be blocked by channels."""
     if str(getattr(call.op, "name", "")) != "relax.nn.conv2d":
         return None
@@ -308,7 +273,7 @@ def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Block
     )
 
 
-def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
+def _follows(call: relax.Call, blocked: Container[relax.Var], lanes: int) -> bool:
     """Return whether a call can be computed on blocked tensors, and has blocked inputs."""
     name = str(getattr(call.op, "name", ""))
     if name in _BINARY or name == _DIVIDE:
@@ -335,7 +300,7 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
     return False
 
 
-def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool) -> bool:
+def _is_elementwise(call: relax.Call, blocked: Container[relax.Var], *, divides: bool) -> bool:
     """Return whether all operands are blocked, or constants; divisors must always be constants."""
     shape = extents(call)
     values = [one for one in call.args if not isinstance(one, ir.GenericConst)]
@@ -352,7 +317,7 @@ def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool)
     )
 
 
-def _joins(call: relax.Call, parts: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
+def _joins(call: relax.Call, parts: relax.Tuple, blocked: Container[relax.Var], lanes: int) -> bool:
     """Return whether blocked tensors are joined, and lie one after another in blocks as they do plain."""
     axis = int(call.attrs.axis) % len(extents(call))
     if axis == 0 or any(field not in blocked for field in parts.fields):
@@ -374,13 +339,13 @@ class _Writer:
     blocked: dict[relax.Expr, relax.Expr] = field(default_factory=dict)
     origin: dict[relax.Var, relax.Var] = field(default_factory=dict)
 
-    def write(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
+    def write(self, main: relax.Function) -> IRModule:
         """Return the builder's module with the `main` that it lacks."""
         params = list(main.params)
         self.plain.update(zip(params, params, strict=True))
         with self.builder.function("main", params, attrs=dict(main.attrs or {})):
             with self.builder.dataflow():
-                for binding in bindings:
+                for binding in bindings(main):
                     self._bind(binding.var, binding.value)
                 result = self.builder.emit_output(self.as_plain(main.body.body))
             self.builder.emit_func_output(result)
