@@ -72,7 +72,6 @@ class _Lowering:
     """The context in which functions are lowered."""
 
     functions: Mapping[str, tirx.PrimFunc]  # Constants that may be packed are marked
-    target: Target
     profile: DeviceProfile
     choose: Choose
     first: UntunedKernels
@@ -131,12 +130,15 @@ def lower_module(
     progress(0.0, "legalise and fuse operators")
     legal = legal_model(module, profile, joins, names)
     admit(legal.program)
-    called, target = legal.functions, target_for(profile)
+    called = legal.functions
     found: dict[str, _Found] = {}
-    tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
-    alike: dict[int, dict[str, tuple[str, str]]] = {}
-    for name, task in _assign_names(called).items():
-        alike.setdefault(form_key(called[name]), {})[name] = task
+    tools = _Lowering(functions=called, profile=profile, choose=choose, first=first)
+    alike: dict[int, dict[str, tuple[str, str]]] = {}  # The tasks of functions, and their kernels' names
+    taken: set[str] = set()
+    for name, func in called.items():
+        task = task_key(func)
+        taken.add(short := kernel_name(name, task, taken))
+        alike.setdefault(form_key(func), {})[name] = task, short
     with ForkPool(min(processes, len(alike)), tools) as forked:
         jobs = [(names, forked.begin(_lower_alike, names)) for names in alike.values()]
         begun = {name: job for names, job in jobs for name in names}
@@ -152,18 +154,6 @@ def lower_module(
     )
 
 
-def _assign_names(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
-    """Return, by function, its task and the name that its kernels get."""
-    found: dict[str, tuple[str, str]] = {}
-    taken: set[str] = set()
-    for name, func in functions.items():
-        task = task_key(func)
-        short = kernel_name(name, task, taken)
-        taken.add(short)
-        found[name] = task, short
-    return found
-
-
 def _lower_alike(tools: _Lowering, named: Mapping[str, tuple[str, str]]) -> dict[str, _Found]:
     """Lower functions of equal form in turn in one process, so that they share a schedule."""
     return {of: _lower(tools, of, *task) for of, task in named.items()}
@@ -171,7 +161,7 @@ def _lower_alike(tools: _Lowering, named: Mapping[str, tuple[str, str]]) -> dict
 
 def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
     """Lower the module's function `of` to kernels, named `name`."""
-    func, target, profile = tools.functions[of], tools.target, tools.profile
+    func, profile, target = tools.functions[of], tools.profile, target_for(tools.profile)
     notes: list[str] = []
     found: tuple[str, Lowered] | None = None
     try:
@@ -233,7 +223,6 @@ class _Reader:
     calls: list[Call] = field(default_factory=list)
     bound: dict[relax.Var, _Bound] = field(default_factory=dict)
     constants: dict[object, _Seen] = field(default_factory=dict)
-    reshapes: dict[str, bool] = field(default_factory=dict)
     operators: _Operators = field(default_factory=dict)
     views: list[ValueView] = field(default_factory=list)
     parts: dict[tuple[int, tuple[_Seen, ...]], int] = field(default_factory=dict)  # Numbers of their calls
@@ -334,35 +323,31 @@ def _read_part(
 ) -> None:
     """Read one output of a partition that the CPU engine runs; outputs for equal inputs share one call."""
     inputs = reader.tensors(call.args[1])
-    key = (part[0], tuple(inputs))
-    made = HostFunctionCall(
-        function=CPU_PART,
-        inputs=tuple(s.value for s in inputs),
-        input_shapes=tuple(s.shape for s in inputs),
-        outputs=tuple(s.value for s in outputs),
-        attrs={"part": part[0], "wanted": (part[1],)},
-        operators=reader.operators.get(var, ()),
-    )
-    at = reader.parts.get(key)
-    if at is None:
-        reader.parts[key] = len(reader.calls)
-        reader.calls.append(made)
-        return
+    at = reader.parts.setdefault((part[0], tuple(inputs)), len(reader.calls))
+    if at == len(reader.calls):
+        first = HostFunctionCall(
+            function=CPU_PART,
+            inputs=tuple(s.value for s in inputs),
+            input_shapes=tuple(s.shape for s in inputs),
+            outputs=(),
+            attrs={"part": part[0], "wanted": ()},
+        )
+        reader.calls.append(first)
     before = reader.calls[at]
     assert isinstance(before, HostFunctionCall)
     wanted = before.attrs["wanted"]
     assert isinstance(wanted, tuple)
     reader.calls[at] = replace(
         before,
-        outputs=(*before.outputs, *made.outputs),
+        outputs=(*before.outputs, *(s.value for s in outputs)),
         attrs={"part": part[0], "wanted": (*wanted, part[1])},
-        operators=(*before.operators, *made.operators),
+        operators=(*before.operators, *reader.operators.get(var, ())),
     )
 
 
 def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[_Seen]) -> None:
     function, inputs = call.args[0], reader.tensors(call.args[1])
-    if len(inputs) == 1 and len(outputs) == 1 and _is_reshape(reader, function):
+    if len(inputs) == 1 and len(outputs) == 1 and relax.analysis.has_reshape_pattern(reader.module[function]):
         source = reader.values[inputs[0].value]
         target = reader.values[outputs[0].value]
         if source.dtype == target.dtype and source.nbytes == target.nbytes:
@@ -399,10 +384,3 @@ def _moves(
         Within(part.value, outputs[0].value, offset)
         for part, offset in zip(inputs, move.offsets, strict=True)
     )
-
-
-def _is_reshape(reader: _Reader, function: relax.GlobalVar) -> bool:
-    name = str(function.name_hint)
-    if name not in reader.reshapes:
-        reader.reshapes[name] = bool(relax.analysis.has_reshape_pattern(reader.module[function]))
-    return reader.reshapes[name]

@@ -88,16 +88,11 @@ def _rules(
 ) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:
     yield "matmul", dlight.gpu.Matmul
     # A work-group on a CPU is one thread of the processor: cooperating only adds barriers.
-    if not profile.family.processor and longest_reduction(func) >= _LEAST_COOPERATIVE:
+    if not profile.family.processor and any(one.terms >= _LEAST_COOPERATIVE for one in reductions(func)):
         yield "gemv", dlight.gpu.GEMV
         yield "reduction", dlight.gpu.Reduction
         yield "general-reduction", dlight.gpu.GeneralReduction
     yield "fallback", dlight.gpu.Fallback
-
-
-def longest_reduction(func: tirx.PrimFunc) -> int:
-    """Return the number of elements reduced into one, in the function's longest reduction."""
-    return max((one.terms for one in reductions(func)), default=1)
 
 
 def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -10,6 +10,11 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_walk
 
+_FIELDS = (
+    *("iter_vars", "reads", "writes", "name_hint", "body"),
+    *("init", "alloc_buffers", "match_buffers", "annotations"),
+)
+
 
 def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     """Return the statements directly within a statement; none for one that computes."""
@@ -30,6 +35,11 @@ def replace_statement(root: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.S
 def substitute(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
     """Return the statement with variables replaced by expressions."""
     return structural_map(stmt, [(ir.Var, lambda var: values.get(var, var))])
+
+
+def with_fields(block: s_tir.SBlock, **changed: Any) -> s_tir.SBlock:
+    """Return a block with other values of some of its fields."""
+    return s_tir.SBlock(**{name: getattr(block, name) for name in _FIELDS} | changed)
 
 
 def uses(expressions: Iterable[ir.Expr], variables: Iterable[ir.Var]) -> bool:

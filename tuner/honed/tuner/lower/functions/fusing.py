@@ -428,16 +428,15 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     sums = {name: _sums(module[name]) for name in map(_function, calls.values())}
-    reductions = {name: len(made) for name, made in sums.items()}
 
     def sources_of(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
         """Yield the number of reductions, and the call, of each call whose result this call alone reads."""
         for argument in binding.value.args[1]:
             if argument in calls and read[argument] == 1:
-                yield reductions[_function(calls[argument])], calls[argument]
+                yield len(sums[_function(calls[argument])]), calls[argument]
 
     for last in calls.values():
-        if reductions[_function(last)] == 1:
+        if len(sums[_function(last)]) == 1:
             yield from _kernels(module, last, sources_of, rows=rows)
         if rows:
             yield from _products_of_a_row(last, calls, read, sums)

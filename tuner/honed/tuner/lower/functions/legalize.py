@@ -14,7 +14,7 @@ from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.statements import is_call, reduced_axes
+from honed.tuner.lower.statements import is_call, reduced_axes, with_fields
 from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, sorting, updates, winograd
@@ -293,17 +293,8 @@ def _without_init(block: s_tir.SBlock) -> s_tir.SBlock:
     one = (isinstance(v.dom.extent, tirx.IntImm) and int(v.dom.extent) == 1 for v in reduced_axes(block))
     if block.init is None or not all(one):
         return block
-    return s_tir.SBlock(
-        iter_vars=[tirx.IterVar(v.dom, v.var, tirx.IterVar.DataPar, v.thread_tag) for v in block.iter_vars],
-        reads=block.reads,
-        writes=block.writes,
-        name_hint=block.name_hint,
-        body=_fold(block.init, block.body),
-        init=None,
-        alloc_buffers=block.alloc_buffers,
-        match_buffers=block.match_buffers,
-        annotations=block.annotations,
-    )
+    axes = [tirx.IterVar(v.dom, v.var, tirx.IterVar.DataPar, v.thread_tag) for v in block.iter_vars]
+    return with_fields(block, iter_vars=axes, body=_fold(block.init, block.body), init=None)
 
 
 def _fold(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:

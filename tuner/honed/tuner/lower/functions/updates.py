@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
-from honed.tuner.lower.statements import is_call, loads, nodes, substitute
+from honed.tuner.lower.statements import is_call, loads, nodes, substitute, with_fields
 
 from .fusing import Chain, Traced, one_function, replace_chains, result_variables
 from .views import INJECTIVE, bindings, readers, variables
@@ -65,19 +65,17 @@ def where(
     def store_in_branches(block: s_tir.SBlock) -> s_tir.SBlock:
         if not isinstance(block.body, tirx.BufferStore):
             return block
-        return s_tir.SBlock(
-            iter_vars=block.iter_vars,
+        return with_fields(
+            block,
             reads=[region for region in block.reads if not region.source.same_as(past)],
-            writes=block.writes,
             name_hint="update",
             body=_in_branches(block.body, block.body.value, past),
             annotations={_UPDATE: 1},
         )
 
-    update = function.with_body(tvm_ffi.structural_map(function.body, [(s_tir.SBlock, store_in_branches)]))
-    for name, value in INJECTIVE.items():
-        update = update.with_attr(name, value)
-    return relax.call_tir(builder.add_func(update, "update"), made.args[1], call.ty)
+    body = tvm_ffi.structural_map(function.body, [(s_tir.SBlock, store_in_branches)])
+    update = builder.add_func(function.with_body(body).with_attr(INJECTIVE), "update")
+    return relax.call_tir(update, made.args[1], call.ty)
 
 
 def _in_branches(store: tirx.BufferStore, value: tirx.PrimExpr, past: ir.Var) -> tirx.Stmt | None:
@@ -155,13 +153,11 @@ def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
             return s_tir.SBlock([], [], [], block.name_hint, block.body.seq[0])
         if not block.writes[0].source.same_as(stored):
             return block
-        return s_tir.SBlock(
-            iter_vars=block.iter_vars,
+        return with_fields(
+            block,
             reads=[*block.reads, *second.reads],
             writes=[*block.writes, *second.writes],
-            name_hint=block.name_hint,
             body=tirx.SeqStmt([block.body, second.body]),
-            annotations=block.annotations,
         )
 
     made = plain.mod["main"]
