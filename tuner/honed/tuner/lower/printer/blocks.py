@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from . import terms
@@ -193,13 +195,12 @@ class Blocks:
         """Write a line in the innermost block."""
         self.open[-1].lines.append(text)
 
-    def enter(self, block: Block) -> None:
-        """Open a block inside the innermost one."""
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[None]:
+        """Write in a block, which becomes a line of the one around it only when it is closed."""
         self.open.append(block)
-
-    def leave(self) -> None:
-        """Close the innermost block, which only now becomes a line of the one around it."""
-        block = self.open.pop()
+        yield
+        self.open.pop()
         block.lines += block.last
         self.open[-1].lines.append(block)
         self.open[-1].marks.clear()
@@ -232,10 +233,6 @@ class Blocks:
             if self.open[n].repeats:
                 return n - 1
         return len(self.open) - 1
-
-    def leaves_loop(self, home: int) -> bool:
-        """Return whether a value that belongs to block `home` need not be computed in the innermost loop."""
-        return any(self.open[n].repeats for n in range(home + 1, len(self.open)))
 
     def find(self, key: str) -> Term | None:
         """Return the value declared under that key that is still in scope, or None."""
@@ -292,10 +289,8 @@ class Blocks:
         if (found := self.find(key)) is not None:
             return found
         at = self.landing(term.home)
-        leaves = at < self.here and self.leaves_loop(term.home)
-        if not (always or leaves):
-            return term
-        if leaves and not self.room(at + 1):
+        leaves = at < self.here  # The innermost loop
+        if not (always or leaves) or (leaves and not self.room(at + 1)):
             return term
         return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at, address=always)
 

@@ -17,7 +17,7 @@ from honed.tuner.lower.target import is_dot
 
 from . import terms
 from .blocks import Block, Blocks
-from .library import CIRCULAR, circular_name, extreme_name
+from .library import CIRCULAR, defined_name
 from .terms import (
     ADD,
     AND,
@@ -261,7 +261,7 @@ class Expressions:
             a, b = b, a
         elif not (never_nan(expr.b) or self._is_stored(expr.a)):
             which = f"nan{which}"
-        return self._call_of_two(extreme_name(which, a.type), a, b)
+        return self._call_of_two(defined_name(which, a.type), a, b)
 
     def _is_stored(self, expr: Any) -> bool:
         """Return whether an expression loads the element that the present statement stores to."""
@@ -425,7 +425,7 @@ class Expressions:
         given = [self.full(a) for a in arguments]
         to = of = terms.type_of(call)
         if name in CIRCULAR and given[0].type.bits < 64:
-            name = circular_name(name, given[0].type)
+            name = defined_name(name, given[0].type)
         elif name in _OF_HALVES and to.bits < 32:
             name, of = _OF_HALVES[name], Type(to.kind, 32, to.lanes)
             given = [self.convert(term, of) for term in given]
@@ -459,12 +459,11 @@ class Expressions:
         name = self.blocks.names.fresh("chosen")
         self.blocks.line(f"{terms.name(of)} {name};")
         for header, value in ((f"if ({condition.text})", yes), ("else", no)):
-            self.blocks.enter(Block(header))
-            term = self.full(value)
-            if of.kind == "mask":
-                term = self.mask(term, of.bits)
-            self.blocks.line(f"{name} = {term.text};")
-            self.blocks.leave()
+            with self.blocks.inside(Block(header)):
+                term = self.full(value)
+                if of.kind == "mask":
+                    term = self.mask(term, of.bits)
+                self.blocks.line(f"{name} = {term.text};")
         return Term(name, of, PRIMARY, self.blocks.here)
 
     # Sums
@@ -486,10 +485,7 @@ class Expressions:
             value = terms.type_of(expr.value)
             if value.integer and value.bits <= terms.type_of(expr).bits:
                 return self.linear(expr.value)
-        return self._atom(expr)
-
-    def _atom(self, expr: Any) -> LinearForm:
-        return self._single(self.settle(self.term(expr)))
+        return self._single(self.value(expr))
 
     def _single(self, term: Term) -> LinearForm:
         if term.pure and term.low is not None and term.low == term.high:
@@ -503,7 +499,7 @@ class Expressions:
             return self.linear(a).times(value if type(expr) is tirx.Mul else 1 << value)
         if isinstance(a, tirx.IntImm) and type(expr) is tirx.Mul:
             return self.linear(b).times(int(a.value))
-        return self._atom(expr)
+        return self._single(self.value(expr))
 
     def lane_sums(self, index: Any, lanes: int) -> list[LinearForm]:
         """Return the index of each lane of a vector."""

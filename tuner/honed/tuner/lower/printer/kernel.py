@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -193,16 +194,14 @@ class Statements:
         self.expressions.variables[statement.loop_var] = counter
         turns = extent.high if zero and step == 1 and extent.low == extent.high else None
         spare = first != self.blocks.hidden_zero and extent.bounds[1] > _UNROLLED
-        self.blocks.enter(Block(header, counter, True, step, begin, turns, spare))
-        self.write(statement.body)
-        self.blocks.leave()
+        with self.blocks.inside(Block(header, counter, True, step, begin, turns, spare)):
+            self.write(statement.body)
 
     def _while(self, statement: tirx.While) -> None:
-        self.blocks.enter(Block("while (1)", repeats=True))
-        condition = self.expressions.value(statement.condition)
-        self.blocks.line(f"if (!({condition.text})) {{ break; }}")
-        self.write(statement.body)
-        self.blocks.leave()
+        with self.blocks.inside(Block("while (1)", repeats=True)):
+            condition = self.expressions.value(statement.condition)
+            self.blocks.line(f"if (!({condition.text})) {{ break; }}")
+            self.write(statement.body)
 
     def _condition(self, statement: tirx.IfThenElse) -> None:
         condition = self.expressions.value(statement.condition)
@@ -217,9 +216,8 @@ class Statements:
                 self._block("else", statement.else_case)
 
     def _block(self, header: str, body: Any) -> None:
-        self.blocks.enter(Block(header))
-        self.write(body)
-        self.blocks.leave()
+        with self.blocks.inside(Block(header)):
+            self.write(body)
 
     def _evaluate(self, statement: tirx.Evaluate) -> None:
         if isinstance(statement.value, tirx.IntImm):
@@ -246,12 +244,9 @@ def _plain(term: Term, of: terms.Type) -> str:
 
 
 def _elements(buffer: Any) -> int:
-    count = 1
-    for extent in buffer.shape:
-        if not isinstance(extent, tirx.IntImm):
-            raise Unprintable(f"{buffer.name} has a size known only when the kernel runs")
-        count *= int(extent)
-    return count
+    if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+        raise Unprintable(f"{buffer.name} has a size known only when the kernel runs")
+    return math.prod(map(int, buffer.shape))
 
 
 def _nbytes(buffer: Any) -> int:

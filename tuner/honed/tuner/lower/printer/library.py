@@ -85,17 +85,11 @@ _PARTS = {"16": "8", "8": "4"}  # Longer vectors are computed by halves: Mesa 26
 _VALUES = {"sin": "as_{T}(as_{U}(s) ^ sign)", "cos": "c", "tan": "as_{T}(as_{U}(s / c) ^ sign)"}
 
 
-def extreme_name(which: str, of: Type) -> str:
-    """Return the name of the function for a larger or smaller value.
+def defined_name(which: str, of: Type) -> str:
+    """Return the name of the function for a larger or smaller value, or for a sine, cosine or tangent.
 
     `max` and `min` return the first number where it is NaN, and ignore a second number that is NaN; `nanmax`
     and `nanmin` return NaN where either is.
-    """
-    return f"honed_{which}_{terms.name(of)}"
-
-
-def circular_name(which: str, of: Type) -> str:
-    """Return the name of the function for a sine, cosine or tangent of singles or halves.
 
     Of singles up to 4095 quarter turns, sine and cosine err by at most 0.81 ulp and tangent by 2.4; beyond
     that by 1.9 and 3.4. A tangent errs more where the device's division does. Halves are computed as singles

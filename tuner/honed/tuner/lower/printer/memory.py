@@ -49,11 +49,6 @@ class KernelBuffer:
         """The type in which variables that hold pairs of halves are declared."""
         return Type("uint", 32, self.width // 2)
 
-    @property
-    def wide(self) -> bool:
-        """Return whether offsets into it, in bytes, may need more than 32 bits."""
-        return self.nbytes >= 1 << 31
-
 
 @dataclass(slots=True)
 class ArrayUses:
@@ -73,11 +68,11 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
         buffer = _buffer_of(one)
         uses = found.setdefault(memory_of.get(buffer, buffer), ArrayUses())
-        _note(uses, list(one.indices))
+        _note(uses, one.indices[0])
         lanes = terms.type_of(one.indices[0]).lanes * terms.parse_type(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
         if isinstance(one, tirx.BufferStore):
-            uses.written.add(lanes if _is_aligned(one.indices[-1]) else 0)
+            uses.written.add(lanes if _is_aligned(one.indices[0]) else 0)
     halves = any(
         terms.parse_type(str(one.buffer.dtype)).bits == _HALF for one in nodes(body, tirx.AllocBuffer)
     )
@@ -115,8 +110,7 @@ def is_held_in_pairs(uses: ArrayUses, element: Type, width: int) -> bool:
     return vectors and uses.waits and uses.written == {width}
 
 
-def _note(uses: ArrayUses, indices: list[Any]) -> None:
-    index = indices[0] if len(indices) == 1 else None
+def _note(uses: ArrayUses, index: Any) -> None:
     if isinstance(index, tirx.IntImm):
         uses.lanes.add(1)
     elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm):
@@ -150,24 +144,173 @@ def space_of(scope: str) -> Space:
     return _SPACES[scope]
 
 
-# An address is the buffer's base, plus terms of the index in the order in which they become known, plus a
-# constant. Each prefix is a pointer of its own that other accesses share: 32-bit unsigned byte offsets are
-# added to it, and a term that counts a loop becomes a pointer that the loop moves.
-
 Part = tuple[Term, int]  # A term and its factor, in bytes
 
 
-class Addresses:
-    """The pointers of one kernel."""
+def _pointee_type(buffer: KernelBuffer) -> str:
+    """Return the C type that pointers into the buffer point at."""
+    element = terms.type_in_memory(buffer.element)
+    scalar = terms.name(terms.vector(element, 1))
+    return scalar if buffer.written else f"const {scalar}"
 
-    def __init__(self, blocks: Blocks) -> None:
+
+def total(parts: list[Part], of: Type, constant: int = 0) -> str:
+    """Return a sum of multiples in its own type; unsigned ones wrap, as all terms of an offset may."""
+    suffix = {terms.UINT: "u", terms.ULONG: "UL"}.get(of, "")
+    texts = [f"{constant % (1 << of.bits)}{suffix}"] if constant else []
+    for term, factor in sorted(parts, key=lambda part: part[1] < 0):
+        sign = " - " if factor < 0 else " + "
+        cast = f"({terms.name(of)})" if _needs_cast(term, factor, of) else ""
+        operand = cast + (
+            term.within(PRIMARY) if cast else term.text if term.level >= UNARY else f"({term.text})"
+        )
+        times = "" if abs(factor) == 1 else f"{abs(factor)}{suffix} * "
+        texts.append((sign if texts else ("0" + suffix + sign if factor < 0 else "")) + times + operand)
+    return "".join(texts)
+
+
+def _needs_cast(term: Term, factor: int, of: Type) -> bool:
+    """Return whether C would compute the product in another type."""
+    if term.type.bits > of.bits or (of == terms.INT and term.type == terms.UINT):
+        return True
+    if of == terms.ULONG:
+        return abs(factor) == 1 and term.type.bits < 64
+    return of == terms.UINT and abs(factor) == 1 and term.type != terms.UINT
+
+
+class KernelMemory:
+    """The buffers of one kernel and their accesses."""
+
+    def __init__(self, blocks: Blocks, expressions: Expressions) -> None:
         self.blocks = blocks
+        self.expressions = expressions
+        self.buffers: dict[Any, KernelBuffer] = {}
 
-    def pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
+    def load(self, load: ir.TensorLoad) -> Term:
+        """Return the value of a load; bools are read as bytes and compared with 0."""
+        buffer = self.buffers[load.source]
+        index = load.indices[0]
+        of = terms.type_of(load)
+        stored = terms.type_in_memory(of)
+        text = self._read(buffer, index, stored)
+        level = UNARY if text[0] == "*" else PRIMARY
+        if buffer.space != "private":
+            text = self.blocks.load(LoadText(text, stored, buffer.name))
+        found = Term(text, stored, level, self.blocks.here, pure=False)
+        if of.kind == "bool":
+            return replace(found, text=f"{found.within(EQUAL + 1)} != 0", type=of, level=EQUAL)
+        return self.expressions.convert(found, of) if of.kind == "mask" else found
+
+    def store(self, store: tirx.BufferStore) -> None:
+        """Write the statement that stores a value."""
+        buffer = self.buffers[store.buffer]
+        index = store.indices[0]
+        of = terms.type_of(store.value)
+        stored = terms.type_in_memory(of)
+        self.expressions.stored = store
+        value = self.expressions.full(store.value)
+        self.expressions.stored = None
+        if of.kind in ("bool", "mask"):
+            if buffer.element.integer:  # TVM has vectors of bools in arrays of signed bytes
+                stored = replace(stored, kind=buffer.element.kind)
+            value = self.expressions.convert(value, stored)
+        self._write(buffer, index, stored, value)
+        self.blocks.record_store(buffer.name)
+
+    # Reading
+
+    def _read(self, buffer: KernelBuffer, index: Any, of: Type) -> str:
+        base = self._contiguous(buffer, index, of)
+        if base is None:
+            lanes = self.expressions.lane_sums(index, of.lanes)
+            single = terms.vector(of, 1)
+            return f"({terms.name(of)})({', '.join(self._element(buffer, n, single) for n in lanes)})"
+        if buffer.registers:
+            return _gather(_pieces(buffer, base.constant, of.lanes), of)
+        if of.lanes == 1:
+            return self._element(buffer, base, of)
+        place = self._vector(buffer, base, of)
+        return place if place is not None else f"vload{of.lanes}(0, {self._address(buffer, base)})"
+
+    def _element(self, buffer: KernelBuffer, index: LinearForm, of: Type) -> str:
+        """Return a scalar in memory."""
+        if buffer.registers:
+            return _gather(_pieces(buffer, index.constant, 1), of)
+        if buffer.space == "global":
+            pointer, offset = self._pointer(buffer, index)
+            return f"{pointer.text}[{offset}]"
+        return f"{buffer.name}[{self._index(index)}]"
+
+    # Writing
+
+    def _write(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
+        base = self._contiguous(buffer, index, of)
+        if base is None or (buffer.registers and len(_pieces(buffer, base.constant, of.lanes)) > 1):
+            self._scatter(buffer, index, of, value)
+        elif buffer.registers:
+            name, text = buffer.registers[base.constant // buffer.width], value.text
+            if buffer.paired:
+                self.blocks.line(f"{name} = as_{terms.name(buffer.words)}({text});")
+            else:
+                self.blocks.line(f"{_pieces(buffer, base.constant, of.lanes)[0][0]} = {text};")
+        elif of.lanes == 1:
+            self.blocks.line(f"{self._element(buffer, base, of)} = {value.text};")
+        elif (place := self._vector(buffer, base, of)) is not None:
+            self.blocks.line(f"{place} = {value.text};")
+        else:
+            self.blocks.line(f"vstore{of.lanes}({value.text}, 0, {self._address(buffer, base)});")
+
+    def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
+        """Store lanes one by one; all are computed before the first is stored."""
+        name = self.blocks.names.fresh(f"{buffer.name}_lanes")
+        self.blocks.line(f"const {terms.name(of)} {name} = {value.text};")
+        for n, place in enumerate(self.expressions.lane_sums(index, of.lanes)):
+            self.blocks.line(f"{self._element(buffer, place, terms.vector(of, 1))} = {name}.s{n:x};")
+
+    # Places
+
+    def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
+        """Return where an access begins, in scalars, if its lanes follow one another; else None."""
+        within = terms.type_in_memory(buffer.element).lanes
+        if terms.type_of(index).lanes == 1:
+            return self.expressions.linear(index).times(within)
+        if isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
+            return self.expressions.linear(index.base).times(within)
+        if within > 1:
+            raise Unprintable(f"the vectors of {buffer.name} are not read one after another")
+        return None
+
+    def _vector(self, buffer: KernelBuffer, base: LinearForm, of: Type) -> str | None:
+        """Return an aligned vector as a place in memory, or None where the alignment is not proven."""
+        size = terms.vector(of, 1).nbytes
+        if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
+            return None
+        if buffer.space == "global":
+            const = "" if buffer.written else "const "
+            space = f"__global {const}"
+        else:
+            space = "__local " if buffer.space == "local" else ""
+        return f"*({space}{terms.name(of)}*)({self._address(buffer, base)})"
+
+    def _address(self, buffer: KernelBuffer, base: LinearForm) -> str:
+        """Return a pointer to a scalar, as text that another operator may follow in parentheses."""
+        if buffer.space == "global":
+            pointer, offset = self._pointer(buffer, base)
+            step = self.blocks.step(offset * terms.type_in_memory(buffer.element).bits // 8)
+            if step is not None:
+                return f"AT({_pointee_type(buffer)}, {pointer.text}, {step})"
+            return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
+        return f"{buffer.name} + {self._index(base)}"
+
+    # Addresses: the buffer's base, plus terms of the index in the order in which they become known, plus a
+    # constant. Each prefix is a pointer of its own that other accesses share: 32-bit unsigned byte offsets
+    # are added to it, and a term that counts a loop becomes a pointer that the loop moves.
+
+    def _pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
         """Return a pointer, and the number of scalars from it to the indexed element."""
         size = terms.type_in_memory(buffer.element).bits // 8
         parts = sorted(((term, n * size) for term, n in index.terms.values()), key=lambda part: part[0].home)
-        if buffer.wide:
+        if buffer.nbytes >= 1 << 31:
             return self._chain(buffer, parts, terms.ULONG), index.constant
         products = list(index.times(size).products())
         if all(low >= 0 for low, _ in products) and sum(high for _, high in products) < 1 << 32:
@@ -213,7 +356,7 @@ class Addresses:
         at = self.blocks.landing(home)
         if within is not None:
             at = min(at, within)
-        elif self.blocks.leaves_loop(home) and not self.blocks.room(at + 1):
+        elif at < self.blocks.here and not self.blocks.room(at + 1):
             # Pointers that begin here need not be declared further outside.
             at = home = self.blocks.here
             pointer = Term(text, buffer.element, PRIMARY, home)
@@ -262,169 +405,6 @@ class Addresses:
         ((counter, step),) = beside
         return counter.text == around.loop.text and step == factor * block.turns
 
-
-def _pointee_type(buffer: KernelBuffer) -> str:
-    """Return the C type that pointers into the buffer point at."""
-    element = terms.type_in_memory(buffer.element)
-    scalar = terms.name(terms.vector(element, 1))
-    return scalar if buffer.written else f"const {scalar}"
-
-
-def total(parts: list[Part], of: Type, constant: int = 0) -> str:
-    """Return a sum of multiples in its own type; unsigned ones wrap, as all terms of an offset may."""
-    suffix = {terms.UINT: "u", terms.ULONG: "UL"}.get(of, "")
-    texts = [f"{constant % (1 << of.bits)}{suffix}"] if constant else []
-    for term, factor in sorted(parts, key=lambda part: part[1] < 0):
-        sign = " - " if factor < 0 else " + "
-        cast = f"({terms.name(of)})" if _needs_cast(term, factor, of) else ""
-        operand = cast + (
-            term.within(PRIMARY) if cast else term.text if term.level >= UNARY else f"({term.text})"
-        )
-        times = "" if abs(factor) == 1 else f"{abs(factor)}{suffix} * "
-        texts.append((sign if texts else ("0" + suffix + sign if factor < 0 else "")) + times + operand)
-    return "".join(texts)
-
-
-def _needs_cast(term: Term, factor: int, of: Type) -> bool:
-    """Return whether C would compute the product in another type."""
-    if term.type.bits > of.bits or (of == terms.INT and term.type == terms.UINT):
-        return True
-    if of == terms.ULONG:
-        return abs(factor) == 1 and term.type.bits < 64
-    return of == terms.UINT and abs(factor) == 1 and term.type != terms.UINT
-
-
-class KernelMemory:
-    """The buffers of one kernel and their accesses."""
-
-    def __init__(self, blocks: Blocks, expressions: Expressions) -> None:
-        self.blocks = blocks
-        self.expressions = expressions
-        self.addresses = Addresses(blocks)
-        self.buffers: dict[Any, KernelBuffer] = {}
-
-    def load(self, load: ir.TensorLoad) -> Term:
-        """Return the value of a load; bools are read as bytes and compared with 0."""
-        buffer = self._buffer(load.source)
-        index = _only(load.indices)
-        of = terms.type_of(load)
-        stored = terms.type_in_memory(of)
-        text = self._read(buffer, index, stored)
-        level = UNARY if text[0] == "*" else PRIMARY
-        if buffer.space != "private":
-            text = self.blocks.load(LoadText(text, stored, buffer.name))
-        found = Term(text, stored, level, self.blocks.here, pure=False)
-        if of.kind == "bool":
-            return replace(found, text=f"{found.within(EQUAL + 1)} != 0", type=of, level=EQUAL)
-        return self.expressions.convert(found, of) if of.kind == "mask" else found
-
-    def store(self, store: tirx.BufferStore) -> None:
-        """Write the statement that stores a value."""
-        buffer = self._buffer(store.buffer)
-        index = _only(store.indices)
-        of = terms.type_of(store.value)
-        stored = terms.type_in_memory(of)
-        self.expressions.stored = store
-        value = self.expressions.full(store.value)
-        self.expressions.stored = None
-        if of.kind in ("bool", "mask"):
-            if buffer.element.integer:  # TVM has vectors of bools in arrays of signed bytes
-                stored = replace(stored, kind=buffer.element.kind)
-            value = self.expressions.convert(value, stored)
-        self._write(buffer, index, stored, value)
-        self.blocks.record_store(buffer.name)
-
-    def _buffer(self, key: Any) -> KernelBuffer:
-        if key not in self.buffers:
-            raise Unprintable(f"{key.name} is used where it is not declared")
-        return self.buffers[key]
-
-    # Reading
-
-    def _read(self, buffer: KernelBuffer, index: Any, of: Type) -> str:
-        base = self._contiguous(buffer, index, of)
-        if base is None:
-            lanes = self.expressions.lane_sums(index, of.lanes)
-            single = terms.vector(of, 1)
-            return f"({terms.name(of)})({', '.join(self._element(buffer, n, single) for n in lanes)})"
-        if buffer.registers:
-            return _gather(_pieces(buffer, base.constant, of.lanes), of)
-        if of.lanes == 1:
-            return self._element(buffer, base, of)
-        place = self._vector(buffer, base, of)
-        return place if place is not None else f"vload{of.lanes}(0, {self._address(buffer, base)})"
-
-    def _element(self, buffer: KernelBuffer, index: LinearForm, of: Type) -> str:
-        """Return a scalar in memory."""
-        if buffer.registers:
-            return _gather(_pieces(buffer, index.constant, 1), of)
-        if buffer.space == "global":
-            pointer, offset = self.addresses.pointer(buffer, index)
-            return f"{pointer.text}[{offset}]"
-        return f"{buffer.name}[{self._index(index)}]"
-
-    # Writing
-
-    def _write(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
-        base = self._contiguous(buffer, index, of)
-        if base is None or (buffer.registers and len(_pieces(buffer, base.constant, of.lanes)) > 1):
-            self._scatter(buffer, index, of, value)
-        elif buffer.registers:
-            name, text = buffer.registers[base.constant // buffer.width], value.text
-            if buffer.paired:
-                self.blocks.line(f"{name} = as_{terms.name(buffer.words)}({text});")
-            else:
-                self.blocks.line(f"{_pieces(buffer, base.constant, of.lanes)[0][0]} = {text};")
-        elif of.lanes == 1:
-            self.blocks.line(f"{self._element(buffer, base, of)} = {value.text};")
-        elif (place := self._vector(buffer, base, of)) is not None:
-            self.blocks.line(f"{place} = {value.text};")
-        else:
-            self.blocks.line(f"vstore{of.lanes}({value.text}, 0, {self._address(buffer, base)});")
-
-    def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
-        """Store lanes one by one; all are computed before the first is stored."""
-        name = self.blocks.names.fresh(f"{buffer.name}_lanes")
-        self.blocks.line(f"const {terms.name(of)} {name} = {value.text};")
-        sums = self.expressions.lane_sums(index, of.lanes)
-        for n, place in enumerate(sums):
-            self.blocks.line(f"{self._element(buffer, place, terms.vector(of, 1))} = {name}.s{n:x};")
-
-    # Places
-
-    def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
-        """Return where an access begins, in scalars, if its lanes follow one another; else None."""
-        within = terms.type_in_memory(buffer.element).lanes
-        if terms.type_of(index).lanes == 1:
-            return self.expressions.linear(index).times(within)
-        if isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
-            return self.expressions.linear(index.base).times(within)
-        if within > 1:
-            raise Unprintable(f"the vectors of {buffer.name} are not read one after another")
-        return None
-
-    def _vector(self, buffer: KernelBuffer, base: LinearForm, of: Type) -> str | None:
-        """Return an aligned vector as a place in memory, or None where the alignment is not proven."""
-        size = terms.vector(of, 1).nbytes
-        if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
-            return None
-        if buffer.space == "global":
-            const = "" if buffer.written else "const "
-            space = f"__global {const}"
-        else:
-            space = "__local " if buffer.space == "local" else ""
-        return f"*({space}{terms.name(of)}*)({self._address(buffer, base)})"
-
-    def _address(self, buffer: KernelBuffer, base: LinearForm) -> str:
-        """Return a pointer to a scalar, as text that another operator may follow in parentheses."""
-        if buffer.space == "global":
-            pointer, offset = self.addresses.pointer(buffer, base)
-            step = self.blocks.step(offset * terms.type_in_memory(buffer.element).bits // 8)
-            if step is not None:
-                return f"AT({_pointee_type(buffer)}, {pointer.text}, {step})"
-            return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
-        return f"{buffer.name} + {self._index(base)}"
-
     def _index(self, index: LinearForm) -> str:
         """Return an index into one of the kernel's own arrays; terms that loops do not change are named.
 
@@ -450,12 +430,6 @@ class KernelMemory:
         if of == terms.INT:
             return f"{found.text} {'-' if index.constant < 0 else '+'} {abs(index.constant)}"
         return f"{found.text} + {index.constant % (1 << 32)}u"
-
-
-def _only(indices: Any) -> Any:
-    if len(indices) != 1:
-        raise Unprintable("an access has several indices after lowering")
-    return indices[0]
 
 
 def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]]:

@@ -305,8 +305,3 @@ class LinearForm:
         for term, factor in self.terms.values():
             low, high = term.bounds
             yield (factor * low, factor * high) if factor > 0 else (factor * high, factor * low)
-
-    def bounds(self) -> tuple[int, int]:
-        """Return the least and the greatest value of the sum."""
-        products = list(self.products())
-        return self.constant + sum(p[0] for p in products), self.constant + sum(p[1] for p in products)
