@@ -11,8 +11,8 @@ from pathlib import Path
 from honed.machine.devices import select
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
-from honed.tuner.records import NewCandidate, Records
-from honed.tuner.records.rows import Outcome, Timing, Verdict
+from honed.tuner.records.rows import NewCandidate, Outcome, Timing, Verdict
+from honed.tuner.records.store import Records
 from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import extract
