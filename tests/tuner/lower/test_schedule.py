@@ -19,7 +19,8 @@ from honed.tuner.compiler import verification
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import LoweringFailed, last_line
-from honed.tuner.lower.schedule import SERIAL, default_kernels, fresh, longest_reduction
+from honed.tuner.lower.schedule import SERIAL, default_kernels, fresh
+from honed.tuner.lower.sums import reductions
 from honed.tuner.lower.target import target_for
 from tests.runtime.builder import PROFILE
 
@@ -189,7 +190,7 @@ def test_long_reductions_are_shared_on_gpus_and_not_on_cpus() -> None:
     func = only_function(relax_module(lambda _, v: relax.op.sum(v["x"], axis=-1), {"x": X}), PROFILE)
     names = [name for name, _ in scheduling._rules(func, PROFILE)]
     assert names == ["matmul", "gemv", "reduction", "general-reduction", "fallback"]
-    assert longest_reduction(func) == 65
+    assert [one.terms for one in reductions(func)] == [65]
     cpu = replace(PROFILE, rules=replace(PROFILE.rules, family="cpu"))
     assert [name for name, _ in scheduling._rules(func, cpu)] == ["matmul", "fallback"]
 
@@ -205,7 +206,7 @@ def test_elements_reduced_along_several_axes_are_counted_together() -> None:
     x = te.placeholder((4, 5, 6), "float32", "x")
     i, j = te.reduce_axis((0, 5), "i"), te.reduce_axis((0, 6), "j")
     y = te.compute((4,), lambda n: te.sum(x[n, i, j], axis=[i, j]), "y")
-    assert longest_reduction(te.create_prim_func([x, y])) == 30
+    assert [one.terms for one in reductions(te.create_prim_func([x, y]))] == [30]
 
 
 def test_no_kernel_reads_and_writes_one_inner_buffer(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

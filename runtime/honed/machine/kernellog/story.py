@@ -206,7 +206,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """What one of our processes ran that may have caused an incident; nothing if none did, or it is unknown.
+    """The runs of one of our processes that may have caused an incident; none if it is unknown.
 
     `named`: the records name the process. Otherwise they name none that we could know, and no other process
     of ours was on the GPU then.
