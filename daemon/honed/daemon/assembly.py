@@ -134,6 +134,8 @@ async def assemble(base: SharedServices, reloader: Reloader) -> ServiceComponent
     """Build the components that depend on `base`."""
     publisher = Publisher(
         changes=base.changes,
+        registry=base.registry,
+        pool=base.pool,
         latencies=base.curves.latencies,
         policy=base.config.serve.engine,
     )
@@ -152,14 +154,16 @@ async def assemble(base: SharedServices, reloader: Reloader) -> ServiceComponent
     known = (base.curves.latencies.forget, base.usage_log.forget, base.leasing.forget)
     idly: list[Feature] = [
         *features,
-        EngineReselection(changes=base.changes, leasing=base.leasing),
+        EngineReselection(changes=base.changes, registry=base.registry, leasing=base.leasing),
     ]
     if base.pool.cpu is not None and half_arithmetic(Path("/")):
         found = await in_thread(processors, Path("/"), os.sched_getaffinity(0))
         idly.append(
             HalfForms(
                 changes=base.changes,
+                registry=base.registry,
                 leasing=base.leasing,
+                store=base.store,
                 placed=first_placement(found, base.config.cpu.threads),
             )
         )
@@ -186,6 +190,7 @@ async def _features(
     shares = await in_thread(QuotaFile, base.config.service.state_dir / "apps.json")
     user_models = UserModels(
         settings=lambda: reloader.config.apps,
+        registry=base.registry,
         changes=base.changes,
         installer=base.installer,
         leasing=base.leasing,
@@ -193,7 +198,7 @@ async def _features(
         shares_file=shares,
         policy=policy,
     )
-    maker = VariantCompiler(changes=base.changes, policy=policy)
+    maker = VariantCompiler(changes=base.changes, registry=base.registry, pool=base.pool, policy=policy)
     variants = ShapeVariants(
         maker=maker,
         registry=base.registry,
@@ -222,6 +227,8 @@ async def _features(
         ),
         SizeSpecialiser(
             changes=base.changes,
+            registry=base.registry,
+            pool=base.pool,
             publisher=publisher,
             usage_log=base.usage_log,
             leasing=base.leasing,
@@ -279,9 +286,13 @@ def _tuner_runs(parts: ServiceComponents, reloader: Reloader) -> TunerRuns:
 
     base = parts.base
     return TunerRuns(
-        changes=base.changes,
+        limits=base.config.limits,
+        store=base.store,
+        registry=base.registry,
+        engines=base.pool,
         publisher=parts.publisher,
         tuner=parts.tuner,
+        records=records_in(base.config.service.state_dir),
         cache_dir=base.config.service.cache_dir,
         tuner_mib=base.config.tuner.memory_mib,
         hints=lambda: reloader.config.hub.trials,

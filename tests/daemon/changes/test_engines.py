@@ -790,13 +790,9 @@ class _Rechoosing:
         self.pool = SimpleNamespace(
             comparable=lambda _: True, compare_engines=self._compared, handle=lambda _: None
         )
-        changes = SimpleNamespace(
-            pool=self.pool,
-            begin=lambda _: contextlib.nullcontext(),
-            registry=SimpleNamespace(models=lambda: [self.entry], variants=lambda: []),
-        )
         self.rechoice = EngineReselection(
-            changes=cast(Any, changes),
+            changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
+            registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
         )
 

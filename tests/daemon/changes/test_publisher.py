@@ -140,7 +140,9 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
         model = models.get("m")
         model.canary = Canary(before=earlier, since=0.0)
         changes = Changes(Limits(), store, models, cast(Any, pool), commits, inspector, tmp_path)
-        publisher = Publisher(changes=changes, latencies=Latencies(), policy="fastest")
+        publisher = Publisher(
+            changes=changes, registry=models, pool=cast(Any, pool), latencies=Latencies(), policy="fastest"
+        )
 
         def crashes() -> None:
             store.meanwhile = lambda: None

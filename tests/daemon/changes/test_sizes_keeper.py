@@ -60,10 +60,10 @@ class Place:
         leasing: Any = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
-        self.changes.registry = registry
-        self.changes.pool = SimpleNamespace(device_of=lambda _: server)
         self.keeper = SizeSpecialiser(
             changes=cast(Any, self.changes),
+            registry=cast(Any, registry),
+            pool=cast(Any, SimpleNamespace(device_of=lambda _: server)),
             publisher=cast(Any, SimpleNamespace(publish_resized=self.resized)),
             usage_log=self.ledger,
             leasing=leasing,

@@ -43,7 +43,7 @@ class Place:
         server = SimpleNamespace(ready=True)
         pool = SimpleNamespace(ready=True, handle=self.handle, device_of=lambda _: self.device(server))
         maker = SimpleNamespace(
-            changes=SimpleNamespace(active={}, pool=pool), policy="fastest", make=self.make
+            pool=pool, changes=SimpleNamespace(active={}), policy="fastest", make=self.make
         )
         maker.under = partial(VariantCompiler.under, maker)
         leasing = SimpleNamespace(

@@ -72,16 +72,13 @@ class World:
         )
         self.entry = SimpleNamespace(name="m", on_cpu=True, manifest=self.manifest)
         pool = SimpleNamespace(require_cpu=lambda _: SimpleNamespace(loader=self))
-        changes = SimpleNamespace(
-            pool=pool,
-            checks=self,
-            begin=lambda _: contextlib.nullcontext(),
-            registry=SimpleNamespace(models=lambda: [self.entry]),
-            store=SimpleNamespace(form=lambda *_: Path("model"), staging=staging, keep=self.keep),
-        )
         self.forms = HalfForms(
-            changes=cast(Any, changes),
+            changes=cast(
+                Any, SimpleNamespace(pool=pool, checks=self, begin=lambda _: contextlib.nullcontext())
+            ),
+            registry=cast(Any, SimpleNamespace(models=lambda: [self.entry])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
+            store=cast(Any, SimpleNamespace(form=lambda *_: Path("model"), staging=staging, keep=self.keep)),
             placed=BOARD,
         )
 

@@ -79,8 +79,7 @@ async def infer(_: Any) -> Any:
 def keeping(variants: list[str]) -> Any:
     """What features keep of a service whose every model has these variants."""
     registry = SimpleNamespace(variants=lambda _: variants)
-    changes = SimpleNamespace(registry=registry)
-    return SimpleNamespace(registry=registry, changes=changes, in_turns=lambda *_: infer)
+    return SimpleNamespace(registry=registry, in_turns=lambda *_: infer)
 
 
 def wrapped(entry: ServedModel) -> set[str]:
@@ -238,9 +237,8 @@ def test_files_of_features_are_read_beside_the_event_loop(
         service=SimpleNamespace(state_dir=tmp_path),
         sequences=SequenceSettings(),
     )
-    parts: dict[str, Any] = dict.fromkeys(("installer", "leasing", "usage_log", "store"))
-    parts |= {"registry": place.registry, "changes": SimpleNamespace(registry=place.registry)}
-    base: Any = SimpleNamespace(config=config, pool=SimpleNamespace(), **parts)
+    parts = dict.fromkeys(("changes", "installer", "leasing", "usage_log", "store"))
+    base: Any = SimpleNamespace(config=config, registry=place.registry, pool=SimpleNamespace(), **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)
     asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline))

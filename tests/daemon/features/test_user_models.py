@@ -34,7 +34,6 @@ class Jobs:
     stopped: list[str] = field(default_factory=list)
     stopped_in_all: int = 0
     leaving: set[str] = field(default_factory=set)
-    registry: Any = None
     ends: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def resume(self, manifest: Any, seconds: float) -> None:
@@ -66,8 +65,8 @@ def entry(name: str, owner: int | None, added: float) -> Any:
 
 def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
-    jobs.registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
-    made: dict[str, Any] = {"installer": jobs, "changes": jobs}
+    registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
+    made: dict[str, Any] = {"registry": registry, "installer": jobs, "changes": jobs}
     made |= {"leasing": None, "shares_file": SimpleNamespace(shares=UserQuotas())}
     return UserModels(settings=AppsSettings, receiver=Receiver(1.0), policy="fastest", **cast(Any, made))
 

@@ -64,9 +64,13 @@ def test_an_export_whose_client_leaves_at_its_end_leaves_no_file_open(
     staging = Staging(folder)
     anything = cast(Any, SimpleNamespace())
     runs = TunerRuns(
-        changes=cast(Any, SimpleNamespace(store=staging, records=tmp_path / "records.sqlite")),
+        limits=anything,
+        store=cast(Any, staging),
+        registry=anything,
+        engines=anything,
         publisher=anything,
         tuner=anything,
+        records=tmp_path / "records.sqlite",
         cache_dir=tmp_path,
         tuner_mib=0,
         hints=lambda: 0,

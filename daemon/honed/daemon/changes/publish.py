@@ -21,8 +21,10 @@ from honed.daemon.core.messages import (
     VersionChosen,
 )
 from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.store.compiled import CompiledFileInfo
@@ -68,12 +70,14 @@ class Publisher:
     """A publisher of versions and a switch of engines; `policy` is the setting serve.engine."""
 
     changes: Changes
+    registry: Registry
+    pool: EngineManager
     latencies: Latencies
     policy: str
 
     def history(self, params: HistoryParams) -> ModelHistory:
         """Return the result of ModelHistory; raise NotFound if there is no such model."""
-        entry = self.changes.registry.entry(params.name)
+        entry = self.registry.entry(params.name)
         history = entry.manifest.history
         return strict.copy_fields(
             ModelHistory,
@@ -83,7 +87,7 @@ class Publisher:
             on_trial=entry.canary is not None,
             latency=self.latencies.of(entry.name),
             engine_name=ENGINE_NAMES[entry.kind],
-            device=self.changes.pool.of(entry).label,
+            device=self.pool.of(entry).label,
             session=entry.manifest.optimisation.session if entry.manifest.optimisation else None,
         )
 
@@ -93,9 +97,9 @@ class Publisher:
         Raises AlreadyExists if another version was served meanwhile, ModelRefused if it is another model or
         its outputs are wrong. A version that is slower or in quarantine is not an error.
         """
-        self.changes.pool.wake(params.name)
-        entry, before = self.changes.registry.require_compiled(params.name)
-        self.changes.pool.check_at_home(entry)
+        self.pool.wake(params.name)
+        entry, before = self.registry.require_compiled(params.name)
+        self.pool.check_at_home(entry)
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came; send one, of the compiled model")
         if entry.key != params.expected:
@@ -120,7 +124,7 @@ class Publisher:
 
         With `keep_slower`, because compiled files were requested, it may be slower. Raises as `publish` does.
         """
-        _, before = self.changes.registry.require_compiled(entry.name)
+        _, before = self.registry.require_compiled(entry.name)
         _check_interface(before, build.model)
         must = _Must.BE_RIGHT if keep_slower else _Must.BE_NO_SLOWER
         return await self._offer(change, entry, _Successor(build.file, build.path, build.model, why, must))
@@ -130,14 +134,14 @@ class Publisher:
             check_new(entry.manifest.history, successor.model.schedules)
             return await self._compare(change, entry, successor)
         except AlreadyExists as kept:
-            return _keep_current(self.changes.registry.find(entry.name) or entry, str(kept))
+            return _keep_current(self.registry.find(entry.name) or entry, str(kept))
 
     async def _compare(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         """Load the successor beside the present version, and serve it if it meets its requirement.
 
         One with other size specialisations need only be no slower, as the inputs may not have these sizes.
         """
-        server, key = self.changes.pool.device_of(entry), successor.file.sha256
+        server, key = self.pool.device_of(entry), successor.file.sha256
         version = new_version(
             successor.file,
             entry.manifest.history.next_number,
@@ -156,7 +160,7 @@ class Publisher:
                 await server.loader.load(entry.key, str(path))
             proof = await server.loader.load(key, str(successor.path), foreground=False)
             allowance = 1 / GAIN if successor.must is _Must.BE_FASTER else LOSS
-            compare = self.changes.pool.version_comparer(entry) or type(server.loader).compare
+            compare = self.pool.version_comparer(entry) or type(server.loader).compare
             compared = await compare(server.loader, entry.key, key, allowance)
         except WorkerDied as error:
             return await _reject(change, entry, version, f"the worker ended when it ran it: {error}")
@@ -176,8 +180,8 @@ class Publisher:
     ) -> EngineChoice:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
-        cpu = self.changes.pool.cpu_for(manifest.owner)
-        apart = self.changes.pool.version_comparer(entry) is not None
+        cpu = self.pool.cpu_for(manifest.owner)
+        apart = self.pool.version_comparer(entry) is not None
         if cpu is None or apart or "cpu" in (manifest.decision.pinned_engine, manifest.decision.requested):
             return EngineChoice("cpu", manifest.decision.reason)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
@@ -195,7 +199,7 @@ class Publisher:
         Raises AlreadyExists if the version it was compared with is not served any more: a rollback meanwhile
         must not be undone.
         """
-        if not self.changes.registry.serves(entry):
+        if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
         history = succeed(entry.manifest.history, version, time.time(), keep=True)
         manifest = dataclasses.replace(entry.manifest, compiled=successor.file, history=history)
@@ -213,8 +217,8 @@ class Publisher:
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again, and quarantine the present one. Raises NotFound."""
-        self.changes.pool.wake(params.name)
-        entry = self.changes.registry.get(params.name)
+        self.pool.wake(params.name)
+        entry = self.registry.get(params.name)
         target = self._target(entry, params.version)
         story = f"set aside by hand for version {target.number}"
         await self._serve_again(entry, target, story, quarantine=story, pinned=None)
@@ -222,8 +226,8 @@ class Publisher:
 
     async def pin(self, params: PinParams) -> results.VersionPinned:
         """Pin a version, serving it first if necessary, or an engine; version 0 unpins the version."""
-        self.changes.pool.wake(params.name)
-        entry = self.changes.registry.entry(params.name)
+        self.pool.wake(params.name)
+        entry = self.registry.entry(params.name)
         if params.engine is not None:
             await self._pin_engine(entry, params.engine)
         history = entry.manifest.history
@@ -239,7 +243,7 @@ class Publisher:
                     pinned = dataclasses.replace(entry.manifest.history, pinned=params.version != 0)
                     manifest = dataclasses.replace(entry.manifest, history=pinned)
                     await change.alter(entry, ManifestChanged(entry.number, manifest))
-        entry = self.changes.registry.get(params.name)
+        entry = self.registry.get(params.name)
         history = entry.manifest.history
         engine = entry.manifest.decision.pinned_engine
         return results.VersionPinned(
@@ -249,7 +253,7 @@ class Publisher:
         )
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
-        self.changes.pool.check_at_home(entry)
+        self.pool.check_at_home(entry)
         history = entry.manifest.history
         if number is None:
             earlier = history.earlier()
@@ -273,7 +277,7 @@ class Publisher:
         async with self.changes.begin(entry.name) as change:
             path = self.changes.store.object(file)
             model = await self.changes.inspector.inspect(path)
-            proof = await change.load(self.changes.pool.device_of(entry), file.sha256, path)
+            proof = await change.load(self.pool.device_of(entry), file.sha256, path)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
@@ -302,15 +306,15 @@ class Publisher:
     async def _engine_pinned(self, change: Change, entry: ServedModel, engine: str) -> EngineChosen:
         why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
-            if entry.compiled is None and self.changes.registry.variants(entry.name):
-                why = manifest.decision.reason  # The device then serves them
+            if entry.compiled is None and self.registry.variants(entry.name):  # The device then serves them
+                why = manifest.decision.reason
                 return EngineChosen(model=entry.number, engine="cpu", why=why, pinned=engine)
             if entry.compiled is None:
                 reason = manifest.decision.reason or entry.reason or "it is being compiled"
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
-            await change.load_stored(self.changes.pool.device_of(entry), manifest, entry.key)
+            await change.load_stored(self.pool.device_of(entry), manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
-        cpu = self.changes.pool.require_cpu(manifest.owner)
+        cpu = self.pool.require_cpu(manifest.owner)
         if not manifest.sources:
             raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
         proof = await change.load_stored(cpu, manifest, manifest.source_key)

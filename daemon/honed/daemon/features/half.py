@@ -17,11 +17,12 @@ from honed.daemon.aio import clearing_in_thread, in_thread
 from honed.daemon.background import Pauses
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.loader import zero_inputs
 from honed.daemon.serving.trial import paired_trial
-from honed.daemon.store.store import Manifest
+from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol.values import OrtSessionConfig, SessionSettings
@@ -39,7 +40,9 @@ class HalfForms(Feature):
     """
 
     changes: Changes
+    registry: Registry
     leasing: Leasing
+    store: Store
     placed: ThreadPlacement
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
@@ -49,7 +52,7 @@ class HalfForms(Feature):
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
         """Return the choice for the next model that is due, if any."""
-        for entry in self.changes.registry.models() if idle else ():
+        for entry in self.registry.models() if idle else ():
             if self._is_due(entry):
                 return BackgroundTask(
                     f"choosing between fp32 and fp16 for {entry.name}", partial(self._choose, entry)
@@ -73,15 +76,14 @@ class HalfForms(Feature):
             async with self.changes.begin(entry.name):
                 self._pauses.begin(entry.name)
                 manifest, checks = entry.manifest, self.changes.checks
-                async with clearing_in_thread(self.changes.store.staging()) as folder:
+                async with clearing_in_thread(self.store.staging()) as folder:
                     form = folder / "fp16.onnx"
                     settings = SessionSettings(us=0.0, first_us=0.0, first=str(self.placed))
                     if await checks.write_half(manifest, self.placed.threads, form):
                         settings = await self._compare(manifest, form)
                     kept = await checks.settle(manifest, settings)
                     if kept is not None and kept.half is not None:
-                        # A sweep may have deleted it in between.
-                        await in_thread(self.changes.store.keep, form)
+                        await in_thread(self.store.keep, form)  # A sweep may have deleted it in between
         if kept is not None:
             _log.info("model %s: ONNX Runtime takes %s", entry.name, kept)
 
@@ -93,9 +95,9 @@ class HalfForms(Feature):
         assert manifest.optimisation is not None
         assert manifest.interface is not None
         loader = self.changes.pool.require_cpu(None).loader
-        level, half = manifest.optimisation.level, await in_thread(self.changes.store.keep, form)
-        path = str(await in_thread(self.changes.store.form, manifest, manifest.source_key))
-        compiled = self.changes.store.object(manifest.compiled) if manifest.compiled is not None else None
+        level, half = manifest.optimisation.level, await in_thread(self.store.keep, form)
+        path = str(await in_thread(self.store.form, manifest, manifest.source_key))
+        compiled = self.store.object(manifest.compiled) if manifest.compiled is not None else None
         zeros = zero_inputs(manifest.interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
         keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
 

@@ -8,6 +8,7 @@ from functools import partial
 from honed.daemon.background import Pauses
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 
@@ -17,6 +18,7 @@ class EngineReselection(Feature):
     """A feature that chooses again between the engines of models whose times are provisional."""
 
     changes: Changes
+    registry: Registry
     leasing: Leasing
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
@@ -26,7 +28,7 @@ class EngineReselection(Feature):
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
         """Return the comparison for the next model that is due, if any."""
-        for entry in (*self.changes.registry.models(), *self.changes.registry.variants()) if idle else ():
+        for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
             times = entry.manifest.decision.times
             provisional = times is not None and times.others_percent is not None
             if provisional and self.changes.pool.comparable(entry) and self._pauses.over(entry.name):

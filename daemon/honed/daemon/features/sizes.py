@@ -18,9 +18,11 @@ from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
@@ -157,6 +159,8 @@ class SizeSpecialiser(Feature):
     """
 
     changes: Changes
+    registry: Registry
+    pool: EngineManager
     publisher: Publisher
     usage_log: UsageLog
     leasing: Leasing
@@ -168,7 +172,7 @@ class SizeSpecialiser(Feature):
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that partitions of a model or its variants observe."""
-        variants = entry.has_dynamic_inputs or self.changes.registry.variants(entry.name)
+        variants = entry.has_dynamic_inputs or self.registry.variants(entry.name)
         parts = specialisable_partitions(entry.compiled.parts) if entry.compiled is not None else []
         if not parts and not variants:
             return None
@@ -182,7 +186,7 @@ class SizeSpecialiser(Feature):
 
     def observe(self, model: ServedModel, sizes: Sequence[ObservedSizes]) -> None:
         """Count the sizes that a request for a model had inside."""
-        if sizes and self.changes.registry.serves(model):
+        if sizes and self.registry.serves(model):
             self.usage_log.observe(model.name, sizes)
 
     def forget(self, model: str) -> None:
@@ -201,7 +205,7 @@ class SizeSpecialiser(Feature):
         settings = self.settings()
         if not settings.sizes or not places.compiler():
             return None
-        for entry in (*self.changes.registry.models(), *self.changes.registry.variants()):
+        for entry in (*self.registry.models(), *self.registry.variants()):
             if self._may_change(entry) and entry.compiled is not None:
                 counts = self.usage_log.size_counts(entry.name)
                 parts = specialisable_partitions(entry.compiled.parts)
@@ -211,9 +215,9 @@ class SizeSpecialiser(Feature):
 
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        at_home = entry.on_preferred_engine and self.changes.pool.device_of(entry).ready
+        at_home = entry.on_preferred_engine and self.pool.device_of(entry).ready
         free = self.may_compile(manifest) and not manifest.history.pinned and entry.canary is None
-        ready = entry.state is State.READY and not self.changes.registry.is_suspended(entry)
+        ready = entry.state is State.READY and not self.registry.is_suspended(entry)
         return (
             bool(manifest.sources and at_home and free and ready)
             and self._failed.get(entry.name) != entry.key
@@ -237,7 +241,7 @@ class SizeSpecialiser(Feature):
                         keep_slower=keep_slower,
                         foreground=False,
                     )
-                    made = await build(change, staged, [self.changes.pool.device_of(entry)])
+                    made = await build(change, staged, [self.pool.device_of(entry)])
                     why = f"compiled for sizes that its parts meet: {shown}"
                     published = await self.publisher.publish_resized(
                         change, entry, made, why, keep_slower=keep_slower

@@ -27,6 +27,7 @@ from honed.daemon.aio import cancel_all, in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
 from honed.daemon.changes.change import RECEIVED, Changes, Notify, Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Handler, Infer, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.statefile import StateFile, save_at_intervals
@@ -319,6 +320,7 @@ class UserModels(Feature):
     """A feature that adds, compiles and evicts users' own models; `settings` returns those in force."""
 
     settings: Callable[[], AppsSettings]
+    registry: Registry
     changes: Changes
     installer: ModelInstaller
     leasing: Leasing
@@ -332,7 +334,7 @@ class UserModels(Feature):
     _failed: set[str] = field(init=False, default_factory=set)  # Models excluded until a restart
 
     def __post_init__(self) -> None:
-        self.shares.keep_only((entry.name for entry in self.changes.registry.models()), time.time())
+        self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
 
     @property
     def shares(self) -> UserQuotas:
@@ -367,7 +369,7 @@ class UserModels(Feature):
             )
         check(params, descriptors)
         name = own_name(user, params)
-        entry = self.changes.registry.find(name)
+        entry = self.registry.find(name)
         if entry is not None:
             self.record_use(name)
             return _result(entry, params.sha256[0])
@@ -468,16 +470,16 @@ class UserModels(Feature):
                     _log.error("model %s cannot be removed: %s", each, error)
                 else:
                     _log.info("model %s made room for another of user %d", each, user)
-        return _result(self.changes.registry.get(name), params.sha256[0])
+        return _result(self.registry.get(name), params.sha256[0])
 
     def _usage_of_all(self) -> list[UserModelUsage]:
         """Return every user's own models."""
         kept: list[UserModelUsage] = []
-        for entry in self.changes.registry.models():
+        for entry in self.registry.models():
             manifest = entry.manifest
             if manifest.owner is None:
                 continue
-            forms = (entry, *self.changes.registry.variants(entry.name))
+            forms = (entry, *self.registry.variants(entry.name))
             versions = (v for form in forms for v in form.manifest.history.versions)
             files = {file.sha256: file.nbytes for file in manifest.files}
             files |= {version.sha256: version.nbytes for version in versions if version.kept}
@@ -514,7 +516,7 @@ class UserModels(Feature):
         """Return each user's oldest model that is to be compiled now, by user."""
         waiting: dict[int, ServedModel] = {}
         since = time.time() - PATIENCE_SECONDS
-        for entry in sorted(self.changes.registry.models(), key=lambda each: each.manifest.added):
+        for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
             if manifest.owner is None or entry.name in self._failed | self.installer.leaving:
                 continue
@@ -538,7 +540,7 @@ class UserModels(Feature):
                     _log.info("model %s is compiled later: an administrator's comes first", entry.name)
                     stopped = True
                     await self.installer.stop_compiling(entry.name)
-            now = self.changes.registry.find(entry.name)
+            now = self.registry.find(entry.name)
             if not stopped and now is not None and is_unfinished(now.manifest, self.policy):
                 _log.warning("model %s is not compiled before the next start", entry.name)
                 self._failed.add(entry.name)

@@ -23,6 +23,7 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, compare, is_only_slower, is_unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
@@ -141,6 +142,8 @@ class VariantCompiler:
     """A compiler of variants, which also chooses their engines; `policy` is the setting serve.engine."""
 
     changes: Changes
+    registry: Registry
+    pool: EngineManager
     policy: str
     trial: FormCompared = field(init=False, default=lambda *_: None)
 
@@ -164,7 +167,7 @@ class VariantCompiler:
                 existing_build=self.changes.store.object(home) if home is not None else None,
                 foreground=by_hand,
             )
-            made = await build(change, staged, [self.changes.pool.device_of(model)])
+            made = await build(change, staged, [self.pool.device_of(model)])
             for_app = model.manifest.for_app
             us = await made.server.loader.own_us(made.file.sha256) if for_app else None
             whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
@@ -180,7 +183,7 @@ class VariantCompiler:
 
     async def choose_again(self, model: ServedModel, variant: ServedModel) -> EngineChoice:
         """Compare a stored variant of a model with the CPU engine again, and have the faster one serve."""
-        manifest, server, compiled = variant.manifest, self.changes.pool.device_of(variant), variant.compiled
+        manifest, server, compiled = variant.manifest, self.pool.device_of(variant), variant.compiled
         assert compiled is not None
         async with self.changes.begin(variant.name) as change:
             proof = await change.load_stored(server, manifest, variant.key)
@@ -195,7 +198,7 @@ class VariantCompiler:
         self, change: Change, model: ServedModel, shapes: Shapes, server: EngineServer, key: str, path: Path
     ) -> EngineChoice:
         """Return the engine for these shapes; the device has loaded the file at `path` as `key`."""
-        manifest, cpu = model.manifest, self.changes.pool.cpu_for(model.manifest.owner)
+        manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None:
             return EngineChoice("gpu", "")
         change.report("load", BUILT, "comparing engines")
@@ -217,7 +220,7 @@ class VariantCompiler:
 
         They are a text of the source, precision, honed's version, the device with its driver, and a pin.
         """
-        identity = self.changes.pool.device_of(entry).identity
+        identity = self.pool.device_of(entry).identity
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
         pinned = " pinned" if entry.manifest.engine_wanted(self.policy) == "gpu" else ""
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}{pinned}"
@@ -225,7 +228,7 @@ class VariantCompiler:
     def _addition(
         self, model: ServedModel, variant: Manifest, compiled: CompiledFileInfo, proof: LoadReport
     ) -> Added:
-        now = self.changes.registry.find(model.name)
+        now = self.registry.find(model.name)
         if now is None or not same_source(variant, now.manifest):
             raise NotFound(f"model {model.name!r} is another one by now, or none; nothing was kept of this")
         return Added(
@@ -415,7 +418,7 @@ class ShapeVariants(Feature):
         Once, when a device is ready, load the variants that were requested before the service started.
         """
         await self._enforce_limits()
-        if not self._begun and self.maker.changes.pool.ready:
+        if not self._begun and self.maker.pool.ready:
             self._begun = True
             for one in sorted(self._usage_of_all(), key=lambda each: -each.requests):
                 variant, model = self.registry.variant(one.name), self.registry.find(one.model)
@@ -467,7 +470,7 @@ class ShapeVariants(Feature):
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        ready = self.maker.changes.pool.device_of(entry).ready and not entry.failover_reason
+        ready = self.maker.pool.device_of(entry).ready and not entry.failover_reason
         compiled = not self._by_cpu(entry) and not is_unfinished(manifest, self.maker.policy)
         possible = bool(manifest.interface and manifest.sources and ready and compiled)
         return possible and self.may_compile(manifest)
@@ -519,11 +522,11 @@ class ShapeVariants(Feature):
             return
         for name in resting or ():
             self._rest(name)
-        self.maker.changes.pool.wake(variant.name, on_device=True)
+        self.maker.pool.wake(variant.name, on_device=True)
 
     def _rest(self, name: str) -> None:
         if name not in self.maker.changes.active:  # A change may be replacing the variant
-            self.maker.changes.pool.handle(SuspendRequested(name))
+            self.maker.pool.handle(SuspendRequested(name))
 
     def _usage_of_loaded(self) -> list[VariantUsage]:
         """Return the variants in service; their `requests` are 0."""

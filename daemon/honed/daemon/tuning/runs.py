@@ -15,12 +15,14 @@ from pathlib import Path
 
 from honed.daemon.aio import clearing_in_thread, in_thread
 from honed.daemon.changes import compilation
-from honed.daemon.changes.change import Changes, stage_again
+from honed.daemon.changes.change import stage_again
 from honed.daemon.changes.publish import Publisher
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
-from honed.daemon.settings.schema import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB
+from honed.daemon.serving.pool import EngineManager
+from honed.daemon.settings.schema import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
 from honed.daemon.store.files import receive
-from honed.daemon.store.store import Manifest
+from honed.daemon.store.store import Manifest, Store
 from honed.daemon.transport.connection import WithDescriptors
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
@@ -82,9 +84,13 @@ class TunerRuns:
     a task the records of a hub may cost in a day.
     """
 
-    changes: Changes
+    limits: Limits
+    store: Store
+    registry: Registry
+    engines: EngineManager
     publisher: Publisher
     tuner: TunerChild
+    records: Path
     cache_dir: Path
     tuner_mib: int
     hints: Callable[[], int]
@@ -115,7 +121,7 @@ class TunerRuns:
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came with the hints; send one, of a file")
         with self._one_more():
-            async with clearing_in_thread(self.changes.store.staging()) as folder:
+            async with clearing_in_thread(self.store.staging()) as folder:
                 done = await self._import(folder, descriptors[0], params.device, hints=True)
                 return strict.copy_fields(HintsImported, done)
 
@@ -137,8 +143,8 @@ class TunerRuns:
         self._measuring[model].stop()
 
     async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
-        entry, _ = self.changes.registry.require_compiled(params.model or "")
-        self.changes.pool.check_at_home(entry)
+        entry, _ = self.registry.require_compiled(params.model or "")
+        self.engines.check_at_home(entry)
         if not entry.manifest.sources:
             raise ModelRefused(
                 f"{entry.name} was added compiled, so there is no source to tune; "
@@ -149,22 +155,22 @@ class TunerRuns:
         begun = entry.manifest
         run = self._measuring[entry.name] = _Measuring()
         try:
-            async with clearing_in_thread(self.changes.store.staging()) as folder:
-                most = self.changes.limits.max_model_bytes
-                staged = await in_thread(stage_again, self.changes.store, entry.manifest, folder, most)
+            async with clearing_in_thread(self.store.staging()) as folder:
+                most = self.limits.max_model_bytes
+                staged = await in_thread(stage_again, self.store, entry.manifest, folder, most)
                 tasks = Tasks(
                     file=staged.model_file,
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,
-                    device=self.changes.pool.device_of(entry).engine.spec or None,
-                    current=self.changes.store.form(entry.manifest, entry.key),
-                    records=self.changes.records,
+                    device=self.engines.device_of(entry).engine.spec or None,
+                    current=self.store.form(entry.manifest, entry.key),
+                    records=self.records,
                     cache_dir=self.cache_dir,
                     hints=self.hints(),
                 )
                 if params.command == "tasks":
-                    await self._child(tasks, notify, self.changes.limits.compile_seconds, run=run)
+                    await self._child(tasks, notify, self.limits.compile_seconds, run=run)
                     return TunerMeasured(event=events.to_map(Done()))
                 output = folder / "tuned.honed"
                 tune = tasks.derive(Tune, "seed", output=output, trials=params.trials, seconds=params.seconds)
@@ -181,7 +187,7 @@ class TunerRuns:
         """
         if tuned.output is None:
             return None
-        now = self.changes.registry.require_compiled(name)[0].manifest
+        now = self.registry.require_compiled(name)[0].manifest
         served = (now if now.added == begun.added else begun).key
         descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -195,11 +201,11 @@ class TunerRuns:
     async def _on_records(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
     ) -> TunerRan | WithDescriptors[TunerRan]:
-        records = self.changes.records
+        records = self.records
         if params.command == "export":
             exported, opened = await self._export(notify, best=bool(params.best))
             return WithDescriptors(TunerRan(event=events.to_map(exported)), (opened,))
-        async with clearing_in_thread(self.changes.store.staging()) as folder:
+        async with clearing_in_thread(self.store.staging()) as folder:
             event: events.Result
             match params.command:
                 case "history":
@@ -218,14 +224,13 @@ class TunerRuns:
     ) -> tuple[Exported, int]:
         """Write records to a file; return their number, and the descriptor, which the caller owns."""
         with ExitStack() as if_cancelled:
-            async with clearing_in_thread(self.changes.store.staging()) as folder:
+            async with clearing_in_thread(self.store.staging()) as folder:
                 lines = folder / _LINES
                 lines.touch()
                 exported = Exported(output=str(lines), count=0)
                 hints = own or spread  # Without records, hints are empty, but an export fails
-                records = self.changes.records
-                if records.exists() or not hints:
-                    job = Export(records=records, output=lines, best=best, own=own, spread=spread)
+                if self.records.exists() or not hints:
+                    job = Export(records=self.records, output=lines, best=best, own=own, spread=spread)
                     exported = await self._child(job, notify)
                 opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
                 if_cancelled.callback(os.close, opened)
@@ -242,11 +247,10 @@ class TunerRuns:
         hints: bool = False,
     ) -> Imported:
         """Copy a client's file of records to the folder, import it, and return the result."""
-        lines, most = folder / _LINES, HINTS_MIB << 20 if hints else self.changes.limits.max_model_bytes
+        lines, most = folder / _LINES, HINTS_MIB << 20 if hints else self.limits.max_model_bytes
         await in_thread(receive, descriptor, lines.name, folder, most)
-        device = device or self.changes.pool.default.engine.spec or None
-        job = Import(records=self.changes.records, file=lines, device=device, hints=hints)
-        return await self._child(job, notify)
+        device = device or self.engines.default.engine.spec or None
+        return await self._child(Import(records=self.records, file=lines, device=device, hints=hints), notify)
 
     async def _child(
         self,
