@@ -230,10 +230,10 @@ def test_journal_without_kernel_records_is_followed_from_the_first(tmp_path: Pat
 
 
 def test_no_journal_file(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="cannot be opened as a journal"):
+    with pytest.raises(Unavailable, match="the journal cannot be opened"):
         JournalReader(files=[str(tmp_path / "none.journal")])
     (tmp_path / "text.journal").write_text("this is no journal" * 100)
-    with pytest.raises(Unavailable, match="cannot be opened as a journal"):
+    with pytest.raises(Unavailable, match="the journal cannot be opened"):
         JournalReader(files=[str(tmp_path / "text.journal")])
 
 

@@ -75,6 +75,15 @@ class Tuner:
         self._socket.close()
 
 
+async def with_the_lease(leasing: Leasing) -> Tuner:
+    """A tuner to which it was granted."""
+    tuner = Tuner(leasing)
+    await tuner.send("LeaseAsk", candidate_seconds=1.0)
+    while leasing.lease().state != "granted":
+        assert await tuner.hear() == GRANTED
+    return tuner
+
+
 async def watched(leasing: Leasing, story: Coroutine[Any, Any, None]) -> None:
     looking = asyncio.ensure_future(leasing.run())
     try:
@@ -116,10 +125,7 @@ def test_a_signal_that_turns_busy_ends_the_lease(
         leasing = Leasing(SETTINGS, lambda: "ready", Signals(tmp_path))
 
         async def tuning() -> None:
-            tuner = Tuner(leasing)
-            await tuner.send("LeaseAsk", candidate_seconds=1.0)
-            while leasing.lease().state != "granted":
-                assert await tuner.hear() == GRANTED
+            tuner = await with_the_lease(leasing)
             # The tuner's own use of the GPU is no reason to leave.
             gpu = "sys/devices/platform/fb000000.gpu/devfreq/fb000000.gpu/load"
             trees.write(tmp_path, {gpu: "99@1000000000Hz"})
@@ -146,10 +152,7 @@ def test_settings_that_do_not_allow_it_end_the_lease_at_once(tmp_path: Path) -> 
         leasing = Leasing(SETTINGS, lambda: "ready", Signals(tmp_path))
 
         async def tuning() -> None:
-            tuner = Tuner(leasing)
-            await tuner.send("LeaseAsk", candidate_seconds=1.0)
-            while leasing.lease().state != "granted":
-                assert await tuner.hear() == GRANTED
+            tuner = await with_the_lease(leasing)
             leasing.change(IdleSettings(enabled=False))
             assert leasing.lease().state == "revoking"
             revoked = await tuner.hear()
@@ -176,10 +179,7 @@ def test_a_driver_that_hangs_ends_the_lease(tmp_path: Path) -> None:
         leasing = Leasing(SETTINGS, lambda: "ready", Signals(tmp_path), patience=0.2)
 
         async def tuning() -> None:
-            tuner = Tuner(leasing)
-            await tuner.send("LeaseAsk", candidate_seconds=1.0)
-            while leasing.lease().state != "granted":
-                assert await tuner.hear() == GRANTED
+            tuner = await with_the_lease(leasing)
             hanging = tmp_path / "proc/pressure/io"
             hanging.unlink()
             os.mkfifo(hanging)  # opening it waits for a writer

@@ -270,7 +270,7 @@ class SequenceFeature(Feature):
                 return await infer(call)
             deadline = await self.begin_turn(key, call)
             try:
-                return await run(key, dataclasses.replace(call, deadline=deadline))
+                return await run(key, dataclasses.replace(call, deadline=deadline, alone=True))
             except ModelReplaced as error:  # The state belongs to the replaced model
                 raise Unavailable(str(error)) from None
             finally:
@@ -280,9 +280,9 @@ class SequenceFeature(Feature):
 
     async def _run(self, key: SequenceKey, call: FeatureRequest, infer: Infer) -> Map:
         """Run a request with its state; initial state has the shapes of the model's interface."""
-        # The model may have been replaced while the request waited.
-        entry, now = self._registry.model(call.params.model_name), time.monotonic()
-        call = dataclasses.replace(call, entry=entry, alone=True)
+        # The model may have been replaced while the request waited; `call` is the copy for its turn.
+        call.entry = entry = self._registry.model(call.params.model_name)
+        now = time.monotonic()
         options, sequences = call.params.parameters or InferOptions(), self.sequences
         source, first = source_of(entry), bool(options.sequence_start)
         if options.sequence_end and not call.params.inputs:
@@ -299,8 +299,8 @@ class SequenceFeature(Feature):
         else:
             raise no_state(entry.name)
         try:
-            woven, asked, guessed = _weave(sequence, interface, call, first=first)
-            result, tensors = _split(sequence, asked, await infer(woven))
+            extended, requested, guessed = _with_state(sequence, interface, call, first=first)
+            result, tensors = _split(sequence, requested, await infer(extended))
             _check_guesses(guessed, tensors)
             sequences.keep(sequence, tensors, time.monotonic())
         except BaseException:
@@ -411,7 +411,7 @@ def without_sequence(options: InferOptions) -> InferOptions:
     )
 
 
-def _weave(
+def _with_state(
     sequence: LiveSequence, interface: Interface, call: FeatureRequest, *, first: bool
 ) -> tuple[FeatureRequest, frozenset[str], dict[str, tuple[int, ...]]]:
     """Return a request extended by its state, the outputs that the client requested, and guessed shapes.
@@ -436,14 +436,15 @@ def _weave(
         inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
         contents.append(tensor.data)
     asked, outputs = _outputs(sequence, interface, params)
-    woven = dataclasses.replace(
+    extended = dataclasses.replace(
         params,
         parameters=without_sequence(params.parameters or InferOptions()),
         # State precedes the client's inputs, so that errors in these are reported as without state.
         inputs=(*inputs, *params.inputs),
         outputs=outputs,
     )
-    return dataclasses.replace(call, params=woven, data=(*contents, *call.data), cache={}), asked, guessed
+    request = dataclasses.replace(call, params=extended, data=(*contents, *call.data), cache={})
+    return request, asked, guessed
 
 
 def _split(sequence: LiveSequence, asked: frozenset[str], result: Map) -> tuple[Map, dict[str, StateTensor]]:

@@ -83,7 +83,7 @@ class ProofCache:
             _log.warning("that a model was verified cannot be remembered: %s", error)
 
     def forget(self, key: str) -> None:
-        """Delete a file's entry, so that the file is verified again; raise OSError if that fails."""
+        """Delete a file's entry, so that the file is verified again; log it if that fails."""
         try:
             self._marker(key).unlink(missing_ok=True)
         except OSError as error:

@@ -189,7 +189,7 @@ class EngineManager:
                 self._perform_on_server(action)
 
     def _perform_on_server(self, action: messages.Action) -> None:
-        """Perform an action on an engine's worker; what it begins there ends with the worker."""
+        """Perform an action on an engine's worker; what runs on it ends with it."""
         match action:
             case messages.Load(engine):
                 server = self.servers[engine]

@@ -34,7 +34,7 @@ Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # Value of made-up text
 _TOKENS = ("input_ids", "decoder_input_ids")
 _MADE_UP = 10  # Exclusive maximum of made-up tokens
-_LABELS = {  # Of the figures of hone bench
+_LABELS = {  # What the table of hone bench calls its figures
     "median_ms": "median",
     "mean_ms": "mean",
     "std_ms": "std",

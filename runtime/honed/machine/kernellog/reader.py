@@ -214,7 +214,7 @@ class JournalReader:
             self._reader.data_threshold = _FIELD_BYTES
         except OSError as error:
             raise Unavailable(
-                f"the journal cannot be opened as a journal ({error.strerror or error}); check it"
+                f"the journal cannot be opened ({error.strerror or error}); check it"
             ) from error
         try:
             self._reader.add_match(_TRANSPORT="kernel")

@@ -56,8 +56,8 @@ class operation(Generic[P, R]):  # noqa: N801 - a decorator
             """
 
 
-class Performed:
-    """A base of classes whose operations one subclass for threads and one for event loops perform."""
+class WithOperations:
+    """A base of classes with operations, which a subclass for threads and one for event loops perform."""
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
         """Give the class its methods: `performing` makes a method from the steps of each operation."""
@@ -67,7 +67,7 @@ class Performed:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
 
-class Operations(InferenceBase, Performed):
+class Operations(InferenceBase, WithOperations):
     """The methods of both clients.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
@@ -422,7 +422,7 @@ class Operations(InferenceBase, Performed):
         yield RpcRequest(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))
 
 
-class SequenceBase(Performed):
+class SequenceBase(WithOperations):
     """A sequence of requests to one model, whose state the service keeps between them.
 
         with client.sequence("vad") as vad:

@@ -65,20 +65,20 @@ class SketchLimits:
         return self.threads == (1,)
 
 
-class NoFit(ValueError):
-    """Raised where a function is none that a sketch is for."""
+class NotApplicable(ValueError):
+    """Raised if a sketch does not apply to a function."""
 
 
-def demand(fits: bool) -> None:
-    """Raise NoFit unless a function has what a sketch needs."""
+def require(fits: bool) -> None:
+    """Raise NotApplicable unless a function has what a sketch needs."""
     if not fits:
-        raise NoFit("the sketch is for other functions")
+        raise NotApplicable("the sketch does not apply to this function")
 
 
-def needed(found: T | None) -> T:
-    """Return what a sketch needs; raise NoFit where it was not found."""
+def require_found(found: T | None) -> T:
+    """Return what a sketch needs; raise NotApplicable where it was not found."""
     if found is None:
-        raise NoFit("the sketch is for other functions")
+        raise NotApplicable("the sketch does not apply to this function")
     return found
 
 
@@ -286,13 +286,13 @@ def is_contraction(schedule: Schedule, blocks: Sequence[BlockInfo]) -> bool:
 def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockInfo], list[BlockInfo]]:
     """Return the blocks computed before a contraction, and the contraction with its tail, if it has one.
 
-    Raises NoFit where the function is no contraction.
+    Raises NotApplicable where the function is no contraction.
     """
     found = parts(schedule, keep)
     before = [p for p in found if not p.is_reduction and p is not found[-1]]
     rest = found[len(before) :]
-    demand([p.is_reduction for p in rest] in ([True], [True, False]))
-    demand(SPATIAL in rest[0].kinds and is_contraction(schedule, found))
+    require([p.is_reduction for p in rest] in ([True], [True, False]))
+    require(SPATIAL in rest[0].kinds and is_contraction(schedule, found))
     return before, rest
 
 

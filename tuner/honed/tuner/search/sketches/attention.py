@@ -24,7 +24,6 @@ from honed.tuner.search.parts import (
     bind_items,
     blocks,
     compute_in,
-    demand,
     fuse,
     is_dear,
     keep_partial,
@@ -32,6 +31,7 @@ from honed.tuner.search.parts import (
     last_axis,
     part_of,
     partial_results,
+    require,
     sample_any,
     sample_tile,
     store_partial,
@@ -100,15 +100,15 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention:
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
-    demand(len(products) == 2)
+    require(len(products) == 2)
     first, second = products
     asked = _query_block(schedule, found[first], found[:first]) if keeps else None
     _inline_between(schedule, [part for part in found if part is not asked], found[first], found[second])
     left = [part_of(schedule, block) for block in blocks(schedule)]
     if asked is not None:
-        demand(left.pop(0).name == asked.name)
+        require(left.pop(0).name == asked.name)
     names, product = [part.name for part in left], found[second].name
-    demand(names[0] == found[first].name and product in names[-2:])
+    require(names[0] == found[first].name and product in names[-2:])
     at = names.index(product)
     tail = left[at + 1] if at + 1 < len(left) else None
     scores = schedule.get(left[0].block).writes[0].source
@@ -120,7 +120,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention:
         tail=tail,
         element_bytes=int(scores.dtype.bits) // 8,
     )
-    demand(_has_form(made) and _keeps_rows(schedule, made))
+    require(_has_form(made) and _keeps_rows(schedule, made))
     return made
 
 
@@ -239,7 +239,7 @@ def _result_loops(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV],
 
 def attention(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Give each work-item a few rows, whose scores it keeps."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     one = read(schedule)
     lanes = lanes_of(one.keys, most)
     partial = [partial_results(schedule, part, most) if part.is_reduction else None for part in one.rows]
@@ -447,7 +447,7 @@ def _score(
 def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Give each group one row, whose scores it keeps, of an attention of few rows whose keys lie in rows."""
     one = read(schedule, keeps=True)
-    demand(one.scores.extents[one.batches] <= FEW_ROWS and _lie_in_rows(schedule, one.scores))
+    require(one.scores.extents[one.batches] <= FEW_ROWS and _lie_in_rows(schedule, one.scores))
     _result_loops(schedule, one)
     lanes = lanes_of(one.columns, most)
     items = one.columns // lanes

@@ -21,11 +21,11 @@ from honed.tuner.search.parts import (
     calls,
     compute_in,
     contraction,
-    demand,
     fuse,
     launch_others,
     part_of,
     reads_along,
+    require,
     sample_tile,
     sketch,
     unroll,
@@ -47,7 +47,7 @@ _MOST_BESIDE = 4  # Vectors of channels that share the pixels
 @sketch(50)
 def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a convolution of blocked tensors."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     before, rest = contraction(schedule, Keep.PADDING)
     main = rest[0]
     depthwise = _is_depthwise(schedule, main, most)
@@ -70,14 +70,17 @@ def tile_blocked(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 
 
 def _is_depthwise(schedule: Schedule, main: BlockInfo, lanes: int) -> bool:
-    """Return whether a blocked convolution computes each channel by itself; raise NoFit where it is none."""
+    """Return whether a blocked convolution computes each channel by itself.
+
+    Raises NotApplicable if the block is no such convolution.
+    """
     extents, spatial = main.extents, main.spatial
-    demand(spatial == list(range(_AXES)) and extents[_AXES - 1] == lanes and len(extents) >= _AXES + 2)
+    require(spatial == list(range(_AXES)) and extents[_AXES - 1] == lanes and len(extents) >= _AXES + 2)
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
     _, channels, *pixels, lane = reads
-    demand(len(schedule.get(main.block).reads) == 2 and pixels[0] == pixels[1] and len(pixels[0]) == 1)
+    require(len(schedule.get(main.block).reads) == 2 and pixels[0] == pixels[1] and len(pixels[0]) == 1)
     (weights,) = {0, 1} - pixels[0]
-    demand(weights in lane and channels == lane)
+    require(weights in lane and channels == lane)
     return len(lane) == 2
 
 
@@ -200,7 +203,7 @@ class _Separable:
 
 def separable(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Keep the first convolution's pixels for the second."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     what = _both_of(schedule, most)
     loops = schedule.get_loops(what.pointwise.block)
     images, channels, rows, columns, lanes, blocked, down, across, inner = loops
@@ -247,7 +250,7 @@ def _both_of(schedule: Schedule, lanes: int) -> _Separable:
     """Return the two convolutions that a function computes; raise ValueError where it computes others."""
     found = [part_of(schedule, block) for block in blocks(schedule)]
     sums = [n for n, part in enumerate(found) if part.is_reduction]
-    demand(len(sums) == 2)
+    require(len(sums) == 2)
     first, second = sums
     before = [part for part in found[:first] if calls(schedule, part.block, CHOICES)]
     made = _Separable(
@@ -258,11 +261,11 @@ def _both_of(schedule: Schedule, lanes: int) -> _Separable:
         tail=found[-1] if second + 1 < len(found) else None,
     )
     extents = made.pointwise.extents
-    demand(len(extents) == _POINTWISE_AXES and extents[_WINDOW] == (1, 1) and extents[_AXES - 1] == lanes)
+    require(len(extents) == _POINTWISE_AXES and extents[_WINDOW] == (1, 1) and extents[_AXES - 1] == lanes)
     kept = (made.padded, made.between, made.tail)
     for part in found:
         if not part.is_reduction and part not in kept:
             schedule.compute_inline(part.block)
-    demand(_is_depthwise(schedule, made.depthwise, lanes))
-    demand(not _is_depthwise(schedule, made.pointwise, lanes))
+    require(_is_depthwise(schedule, made.depthwise, lanes))
+    require(not _is_depthwise(schedule, made.pointwise, lanes))
     return made

@@ -29,7 +29,6 @@ from honed.tuner.search.parts import (
     bind,
     by_single_items,
     compute_in,
-    demand,
     fuse,
     hold,
     is_constant,
@@ -37,6 +36,7 @@ from honed.tuner.search.parts import (
     lanes_of,
     parts,
     reads_along,
+    require,
     sample_tile,
     sketch,
     store_partial,
@@ -51,7 +51,7 @@ from honed.tuner.search.traces import ScheduleTrace, divisors
 def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a product that sums blocks before it scales them."""
     found = parts(schedule, Keep.NOTHING)
-    demand(_is_blockwise(found))
+    require(_is_blockwise(found))
     sums, whole, *tails = found
     lanes = lanes_of(whole.extents[-2], most)
     laid_out = _lay_out(schedule, sums, whole, lanes) if limits.groups_of_one else []
@@ -87,11 +87,11 @@ _ITEMS = 32  # Columns of a group at most, and work-items that share each
 @sketch(74)
 def share_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Share the blocks of one row among the work-items of a group, which then add up their partial sums."""
-    demand(not limits.contractions)
+    require(not limits.contractions)
     found = parts(schedule, Keep.NOTHING)
-    demand(_is_blockwise(found))
+    require(_is_blockwise(found))
     sums, whole, *tails = found
-    demand(math.prod(whole.extents[:-2]) == 1)
+    require(math.prod(whole.extents[:-2]) == 1)
     *ones, columns, blocks = schedule.get_loops(whole.block)
     group, item, items = sample_tile(schedule, columns, _ITEMS)
     mine, part, slices = sample_tile(schedule, blocks, _ITEMS)

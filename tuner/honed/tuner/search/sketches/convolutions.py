@@ -34,18 +34,18 @@ from honed.tuner.search.parts import (
     busiest,
     by_single_items,
     contraction,
-    demand,
     fuse,
     keep_in,
     lanes_of,
     last_axis,
     launch_others,
     maker,
-    needed,
     off_usual,
     planes,
     read_along_rows,
     reads_along,
+    require,
+    require_found,
     sample_tile,
     sketch,
     step_along,
@@ -85,7 +85,7 @@ class _PackedConvolution:
 @sketch(20)
 def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a convolution, whose operands separate launches lay out."""
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     before, rest = contraction(schedule, Keep.PADDING)
     what = _match_packed(schedule, rest[0], limits, most)
     image = _lay_out_image(schedule, what, before)
@@ -111,19 +111,19 @@ def tile_packed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 
 
 def _match_packed(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _PackedConvolution:
-    """Return the convolution, and how it is cut; raise NoFit if the function is none with a window."""
+    """Return the convolution, and how it is cut; raise NotApplicable if it is none with a window."""
     *others, last = main.spatial
-    image = needed(read_along_rows(schedule, main))
-    demand(len(others) > 1 and math.prod(main.extents[n] for n in main.reducing[1:]) > 1)
+    image = require_found(read_along_rows(schedule, main))
+    require(len(others) > 1 and math.prod(main.extents[n] for n in main.reducing[1:]) > 1)
     channels = [n for n in others if reads_along(schedule, main.block, n) == [1 - image]]
-    demand(len(channels) == 1)
+    require(len(channels) == 1)
     (channel,) = channels
-    step = needed(step_along(schedule, main.block, image, last))
+    step = require_found(step_along(schedule, main.block, image, last))
     vector, pixels = _cut(main.extents[last], step, limits)
     lanes = lanes_of(main.extents[channel], most)
     while lanes * pixels > limits.accumulators:
         lanes //= 2
-    demand(lanes > 1)
+    require(lanes > 1)
     return _PackedConvolution(
         main=main,
         image=image,
@@ -329,12 +329,12 @@ _ACCUMULATORS = 16
 @sketch(30)
 def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a convolution over flat pixels: channels and images along y, pixels along x."""
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     rest = flatten(schedule, *contraction(schedule, Keep.PADDING)) or []
-    demand(bool(rest) and rest[0].extents[PIXELS] % ALIGNED_PIXELS != 0)
+    require(bool(rest) and rest[0].extents[PIXELS] % ALIGNED_PIXELS != 0)
     main, extents = rest[0].block, rest[0].extents
     lanes = lanes_of(extents[_CHANNELS], most)
-    demand(lanes > 1)
+    require(lanes > 1)
     (image,) = reads_along(schedule, main, PIXELS)
     pixels = max(1, _ACCUMULATORS // lanes)
     tail = accumulate(schedule, rest)
@@ -432,19 +432,19 @@ _SHORT = 4  # Lanes of the shortest vectors with a rectangle in a table
 @sketch(40)
 def tile_windowed(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile the image of a convolution without a sum over channels."""
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     before, rest = contraction(schedule, Keep.PADDING)
     main, spatial = rest[0], rest[0].spatial
-    demand(len(spatial) >= 3 and 1 < main.reduced <= _MOST_WINDOW)
+    require(len(spatial) >= 3 and 1 < main.reduced <= _MOST_WINDOW)
     images = reads_along(schedule, main.block, spatial[-1])  # The window moves over it
-    demand(len(images) == 1 and last_axis(schedule, main.block, images[0]) is None)
-    demand(any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2]))
+    require(len(images) == 1 and last_axis(schedule, main.block, images[0]) is None)
+    require(any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2]))
     (image,) = images
     loops = schedule.get_loops(main.block)
     window = [loops[n] for n in main.reducing]
     step = step_along(schedule, main.block, image, spatial[-1])
     room = min(_WINDOWED_PIXELS // step, _MOST_STEPS // main.reduced) if step else 0
-    demand(room > 0)
+    require(room > 0)
     lanes = lanes_of(main.extents[spatial[-1]], min(most, room))
     outer = [loops[n] for n in spatial]
     pieces, vector = schedule.split(outer[-1], [None, lanes])

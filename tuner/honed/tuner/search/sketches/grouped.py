@@ -19,12 +19,12 @@ from honed.tuner.search.parts import (
     alone,
     calls,
     contraction,
-    demand,
     fuse,
     is_dear,
     is_elementwise,
     lanes_of,
     launch_others,
+    require,
     sample_any,
     sample_tile,
     store_partial,
@@ -206,7 +206,7 @@ def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: i
     """Tile a contraction over groups whose work-items share its sums in `slices` slices."""
     before, rest = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
     main = rest[0]
-    demand(all(is_elementwise(tail, main) for tail in rest[1:]))
+    require(all(is_elementwise(tail, main) for tail in rest[1:]))
     shared = _share(main, most, slices)
     nest = schedule.get_loops(main.block)
     axes = [_split_axis(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
@@ -222,7 +222,7 @@ def tile_sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: i
 def _share(main: BlockInfo, most: int, slices: int) -> _Shared:
     """Choose the longest axis of the reduction, and the rows of the output.
 
-    Raises NoFit where slices do not fit.
+    Raises NotApplicable where slices do not fit.
     """
     extents, spatial = main.extents, main.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
@@ -231,7 +231,7 @@ def _share(main: BlockInfo, most: int, slices: int) -> _Shared:
     available = extents[written] // lanes if written == spatial[-1] else extents[written]
     reduced = max(main.reducing, key=extents.__getitem__)
     steps = extents[reduced]
-    demand(steps % slices == 0 and available % rows == 0 and steps >= slices * _LEAST_STEPS)
+    require(steps % slices == 0 and available % rows == 0 and steps >= slices * _LEAST_STEPS)
     return _Shared(reduced, slices, lanes, written, rows)
 
 

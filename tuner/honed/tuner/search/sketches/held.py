@@ -25,15 +25,15 @@ from honed.tuner.search.parts import (
     by_single_items,
     calls,
     contraction,
-    demand,
     fuse,
     hold,
     lanes_of,
     last_axis,
     launch_others,
-    needed,
     off_usual,
     planes,
+    require,
+    require_found,
     sample_tile,
     sketch,
     vectorise,
@@ -80,18 +80,18 @@ class _HeldLoops:
 @sketch(10)
 def tile_held(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a contraction over work-items that hold its operands."""
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     before, rest = contraction(schedule, Keep.PADDING)
     rest = flatten(schedule, before, rest) or rest
     main = rest[0]
     reads = range(len(schedule.get(main.block).reads))
-    along = [needed(last_axis(schedule, main.block, n)) for n in reads]
+    along = [require_found(last_axis(schedule, main.block, n)) for n in reads]
     lanes = lanes_of(main.extents[main.spatial[-1]], most)
     laned = main.spatial[-1]
     turns = limits.pairs_in_turns and laned in along and not _is_unrolled(schedule, rest)
     rolled = _loads_too_much(schedule, rest, lanes)
     loops = _split(schedule, main, limits, lanes, turns=turns)
-    demand(all(axis in loops.tiles for axis in along))
+    require(all(axis in loops.tiles for axis in along))
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     within = [*written_out, *spatial]

@@ -24,11 +24,11 @@ from honed.tuner.search.parts import (
     bind_items,
     blocks,
     compute_in,
-    demand,
     fuse,
     is_dear,
     part_of,
     reads_along,
+    require,
     sample_tile,
     sum_steps,
     unroll_some,
@@ -87,25 +87,25 @@ def read(schedule: Schedule) -> OneRow:
         readers = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
         read_by = [one for one in readers if one.is_reduction and one.name not in single]
         if read_by and single and _is_row(part):
-            demand(row is None)
+            require(row is None)
             row = part
             continue
-        demand(not (read_by and is_dear(schedule, part.block)))
+        require(not (read_by and is_dear(schedule, part.block)))
         schedule.compute_inline(part.block)
     left = [part_of(schedule, block) for block in blocks(schedule)]
     tail = None if left[-1].is_reduction else left[-1]
     sums = [part for part in left if part.name in single]
     reductions = [part for part in left if part.is_reduction and part.name not in single]
     expected = [*sums, *([row] if row else []), *reductions, *([tail] if tail else [])]
-    demand([one.name for one in expected] == [one.name for one in left] and bool(sums) == bool(row))
+    require([one.name for one in expected] == [one.name for one in left] and bool(sums) == bool(row))
     products = _products(schedule, reductions)
-    demand(len(products) == _MOST_PRODUCTS or (len(products) == 1 and row is not None))
-    demand(
+    require(len(products) == _MOST_PRODUCTS or (len(products) == 1 and row is not None))
+    require(
         tail is None
         or all(_columns_read(schedule, whole, tail) == tail.spatial[-1:] for _, whole in products)
     )
     made = OneRow(sums=sums, row=row, products=products, tail=tail)
-    demand(_has_form(made))
+    require(_has_form(made))
     return made
 
 

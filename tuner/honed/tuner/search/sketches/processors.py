@@ -21,7 +21,6 @@ from honed.tuner.search.parts import (
     alone,
     below,
     contraction,
-    demand,
     fuse,
     is_constant,
     is_elementwise,
@@ -29,9 +28,10 @@ from honed.tuner.search.parts import (
     lanes_of,
     launch_others,
     maker,
-    needed,
     read_along_rows,
     reads_along,
+    require,
+    require_found,
     sample_tile,
     sketch,
     unroll,
@@ -72,7 +72,7 @@ class _Convolution:
 @sketch(60)
 def channels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a convolution with its channels along the lanes."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     before, rest = contraction(schedule, Keep.PADDING)
     what = _convolution(schedule, rest[0], limits, most)
     main = what.main.block
@@ -96,20 +96,20 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _Convolution:
     """Return the convolution that a function computes.
 
-    Raises NoFit where it computes none, where its channels fill no vector, or where `tile` is better.
+    Raises NotApplicable where it computes none, where its channels fill no vector, or where `tile` is better.
     """
     spatial = main.spatial
-    demand(len(spatial) >= 3)
-    image = needed(read_along_rows(schedule, main))
+    require(len(spatial) >= 3)
+    image = require_found(read_along_rows(schedule, main))
     weights = 1 - image
     read = {n: reads_along(schedule, main.block, n) for n in spatial[:-1]}
-    channel = needed(next((n for n, reads in read.items() if weights in reads), None))
+    channel = require_found(next((n for n, reads in read.items() if weights in reads), None))
     lanes = lanes_of(main.extents[channel], most)
     depthwise = len(read[channel]) == 2
     reduced = [main.extents[n] for n in main.reducing]
-    demand(len(reduced) >= _LEAST_REDUCED and lanes > 1)
+    require(len(reduced) >= _LEAST_REDUCED and lanes > 1)
     windows = depthwise or math.prod(reduced[1:]) > 1
-    demand(windows or main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) != 0)
+    require(windows or main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) != 0)
     return _Convolution(
         main=main,
         image=image,
@@ -205,9 +205,9 @@ class _PanelProduct:
 @sketch(70)
 def panels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Tile a product by panels."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     before, (main, *tails) = contraction(schedule, Keep.DEAR)
-    demand(not before)
+    require(not before)
     what = _panel_product(schedule, main, most)
     together = bool(tails) and is_elementwise(tails[0], main)
     copy = _copy_operand(schedule, what)
@@ -220,10 +220,10 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 
 
 def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProduct:
-    """Return the product that a function computes; raise NoFit where it has nothing to lay out."""
+    """Return the product that a function computes; raise NotApplicable where it has nothing to lay out."""
     spatial, reduced = main.spatial, main.reducing
-    laned = needed(read_along_rows(schedule, main))
-    demand(len(reduced) == 1)
+    laned = require_found(read_along_rows(schedule, main))
+    require(len(reduced) == 1)
     extents, columns = main.extents, spatial[-1]
     rows = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), None)
     multiples = [1] * len(extents)
@@ -234,7 +234,7 @@ def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProd
     odd_rows = rows is not None and multiples[rows] > 1 and extents[rows] > _FEW_ROWS
     operand = schedule.get(main.block).reads[laned].source
     odd = extents[columns] % _READ_AS_THEY_LIE != 0 or odd_rows
-    demand(extents[columns] >= most and (odd or is_constant(schedule, operand)))
+    require(extents[columns] >= most and (odd or is_constant(schedule, operand)))
     return _PanelProduct(
         main=main.block,
         rows=rows,

@@ -24,7 +24,6 @@ from honed.tuner.search.parts import (
     bind_items,
     by_single_items,
     compute_in,
-    demand,
     fuse,
     is_contraction,
     keep_in,
@@ -33,6 +32,7 @@ from honed.tuner.search.parts import (
     lanes_of,
     partial_results,
     parts,
+    require,
     sample_tile,
     sketch,
     unroll_some,
@@ -61,7 +61,7 @@ class _Work:
 def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> None:
     """Let each work-item compute whole rows."""
     work = _fitting(schedule, limits, keep)
-    demand(bool(work.kept) and work.kept == tuple(range(len(work.kept))))
+    require(bool(work.kept) and work.kept == tuple(range(len(work.kept))))
     last = work.final.block
     if work.final.is_reduction:
         last = schedule.cache_write(last, 0, "local")
@@ -97,11 +97,11 @@ def share_rows(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     Each reduces its slice in registers, and some reduce the results of all slices of a row. Not for devices
     where groups share operands.
     """
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     work = _fitting(schedule, limits, Keep.DEAR)
     final, length = work.final, work.final.extents[-1]
-    demand(bool(work.kept) and work.kept == tuple(range(len(final.kinds) - 1)) and not final.is_reduction)
-    demand(all(p.reduced == length and len(p.reducing) == 1 for p in work.reductions))
+    require(bool(work.kept) and work.kept == tuple(range(len(final.kinds) - 1)) and not final.is_reduction)
+    require(all(p.reduced == length and len(p.reducing) == 1 for p in work.reductions))
     lanes = lanes_of(length, most)
     *outer, row, columns = schedule.get_loops(final.block)
     vectors, vector = schedule.split(columns, [None, lanes])
@@ -232,9 +232,9 @@ def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
 def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> None:
     """Let a work-item compute as many whole columns as it has lanes."""
     work = _fitting(schedule, limits, keep)
-    demand(not work.final.is_reduction and len(work.reductions) > 1)  # The tile sketch has single reductions
+    require(not work.final.is_reduction and len(work.reductions) > 1)  # The tile sketch has single reductions
     axes = len(work.final.extents)
-    demand(axes - 1 in work.kept and len(work.kept) < axes)
+    require(axes - 1 in work.kept and len(work.kept) < axes)
     loops = schedule.get_loops(work.final.block)
     lanes = lanes_of(work.final.extents[-1], most)
     outer, vector = schedule.split(loops[-1], [None, lanes])
@@ -269,16 +269,16 @@ def _column_loops(schedule: Schedule, part: BlockInfo, under: LoopRV, limits: Sk
 
 
 def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work:
-    """Return the function's blocks; raise NoFit where its reductions run along different axes."""
+    """Return the function's blocks; raise NotApplicable where its reductions run along different axes."""
     found = parts(schedule, keep)
     reductions = [p for p in found if p.is_reduction]
-    demand(bool(reductions) and not any(_is_mixed(p) for p in reductions))
-    demand(limits.contractions or not is_contraction(schedule, found))
+    require(bool(reductions) and not any(_is_mixed(p) for p in reductions))
+    require(limits.contractions or not is_contraction(schedule, found))
     axes = (axes_kept(schedule, p.block, found[-1].block) for p in reductions)
     kept = {one for one in axes if one is not None}  # Others are read only by other blocks
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
-    demand(len({p.kinds.count(SPATIAL) for p in reductions}) == len(kept) == 1)
+    require(len({p.kinds.count(SPATIAL) for p in reductions}) == len(kept) == 1)
     return _Work(parts=found, reductions=reductions, final=found[-1], kept=kept.pop())
 
 
@@ -294,7 +294,7 @@ _MOST_PARTS = 256
 def whole(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Reduce everything to one element: work-items compute partial results, and one adds them up."""
     found = parts(schedule)
-    demand(len(found) == 1 and SPATIAL not in found[0].kinds)
+    require(len(found) == 1 and SPATIAL not in found[0].kinds)
     block = found[0].block
     loop = fuse(schedule, schedule.get_loops(block))
     _, inner, _ = sample_tile(schedule, loop, _MOST_PARTS)
@@ -312,7 +312,7 @@ _MOST_STEPS = 32  # Vectors that one work-item moves
 def stream(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Let each work-item move a few vectors, where nothing is reduced."""
     found = parts(schedule)
-    demand(not any(p.is_reduction for p in found))
+    require(not any(p.is_reduction for p in found))
     for part in found:
         loops = schedule.get_loops(part.block)
         if not loops:
@@ -328,8 +328,8 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> None:
 @sketch(150)
 def lines(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Let each work-group of a processor move lines of blocks of channels."""
-    demand(limits.groups_of_one)
+    require(limits.groups_of_one)
     found = parts(schedule)
-    demand(not any(p.is_reduction or p.extents[-1:] != (most,) for p in found))
+    require(not any(p.is_reduction or p.extents[-1:] != (most,) for p in found))
     for part in found:
         alone(schedule, part, limits, most)

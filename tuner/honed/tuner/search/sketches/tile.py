@@ -26,13 +26,13 @@ from honed.tuner.search.parts import (
     bind,
     by_single_items,
     calls,
-    demand,
     fuse,
     is_contraction,
     lanes_of,
     launch_others,
     parts,
     reads_along,
+    require,
     sample_tile,
     sketch,
     unroll,
@@ -45,9 +45,9 @@ from honed.tuner.search.parts import (
 def tile(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     """Put lanes along the last axis, and inline everything elementwise."""
     found = parts(schedule)
-    _demand_tile(schedule, found, limits)
+    _require_tile(schedule, found, limits)
     # A vector whose lanes choose differently is split into its elements
-    demand(not calls(schedule, found[0].block, CHOICES))
+    require(not calls(schedule, found[0].block, CHOICES))
     _tile(schedule, found, limits, most, laned=len(found[0].spatial) - 1)
 
 
@@ -58,8 +58,8 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     before = 0
     while before < len(found) and not found[before].is_reduction:
         before += 1
-    demand(before > 0)
-    _demand_tile(schedule, found[before:], limits)
+    require(before > 0)
+    _require_tile(schedule, found[before:], limits)
     for part in found[:before]:
         alone(schedule, part, limits, most)
     _tile(schedule, found[before:], limits, most, laned=len(found[before].spatial) - 1)
@@ -73,16 +73,16 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> None:
     convolution's weights), each element of the first is gathered once and used for the whole tile.
     """
     found = parts(schedule)
-    _demand_tile(schedule, found, limits)
+    _require_tile(schedule, found, limits)
     block, what = found[0].block, found[0]
     spatial = what.spatial
-    demand(len(spatial) > 1)
+    require(len(spatial) > 1)
     widths = [lanes_of(what.extents[axis], most) for axis in spatial]
     laned = max(range(len(spatial) - 1), key=lambda n: widths[n])
-    demand(widths[laned] > 1)
-    demand(widths[-1] < widths[laned] or calls(schedule, block, CHOICES))
+    require(widths[laned] > 1)
+    require(widths[-1] < widths[laned] or calls(schedule, block, CHOICES))
     gathered = reads_along(schedule, block, spatial[laned])
-    demand(len(gathered) == 1)
+    require(len(gathered) == 1)
     shared = len(schedule.get(block).reads) > 1
     # Precedes `_tile`, which decomposes the sum; that is then the first of the block's reads.
     operand = schedule.cache_read(block, gathered[0], "local") if shared else None
@@ -93,10 +93,10 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> None:
         schedule.vectorize(vector)
 
 
-def _demand_tile(schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits) -> None:
-    """Raise NoFit unless blocks are one reduction that leaves something, with at most an elementwise tail."""
-    demand([p.is_reduction for p in blocks] in ([True], [True, False]) and bool(blocks[0].spatial))
-    demand(limits.contractions or not is_contraction(schedule, blocks))
+def _require_tile(schedule: Schedule, blocks: list[BlockInfo], limits: SketchLimits) -> None:
+    """Raise NotApplicable unless blocks are a reduction that leaves something, perhaps with a tail."""
+    require([p.is_reduction for p in blocks] in ([True], [True, False]) and bool(blocks[0].spatial))
+    require(limits.contractions or not is_contraction(schedule, blocks))
 
 
 def _tile(
@@ -163,15 +163,15 @@ def points(schedule: Schedule, limits: SketchLimits) -> None:
 
     All points of a tile are made of the same pixels, and all pixels of the same points: each is loaded once.
     """
-    demand(by_single_items(limits))
+    require(by_single_items(limits))
     found = parts(schedule)
-    demand(len(found) == 1 and not found[0].is_reduction)
+    require(len(found) == 1 and not found[0].is_reduction)
     block = found[0].block
     loops = list(schedule.get_loops(block))
     if found[0].name == IMAGE:
         outer, inner = loops[1:], loops[:1]
     else:
-        demand(_reads_points(schedule, block))
+        require(_reads_points(schedule, block))
         outer, inner = loops[:-2], list[LoopRV]()
         for loop in loops[-2:]:
             tiles, pixels = schedule.split(loop, [None, STEP])
